@@ -1,0 +1,218 @@
+/* gemm_body.h - the fp32 strips, for gemm_avx2.c and gemm_avx512.c.
+ *
+ * Plan:     a tile of TILE_ROWS by two registers stays in registers over the
+ *           whole of k; a's rows are broadcast from their own storage. Rows are
+ *           dealt to tiles evenly (256 rows are 9 tiles of 14 and 10 of 13, not
+ *           18 and a tail of 4), which no bit depends on.
+ * Registers: sixteen of them do not hold 6 rows, a pair of weights and both of
+ *           its halves, so that AVX2 takes pairs in tiles of PAIR_ROWS = 5.
+ * Includer: defines WIDTH, TILE_ROWS, PAIR_ROWS, the register type `reg` and its reg_*
+ *           operations, and ISA(name).
+ */
+#ifndef TILE_ROWS
+#error "included by gemm_<isa>.c only"
+#endif
+
+enum { TILE_COLS = 2 * WIDTH, STRIP_COLS = 32 };
+
+struct tile {
+    float *c;
+    size_t ldc;
+    const float *a;
+    size_t lda;
+    const void *b;
+    size_t ldb; /* f32: floats */
+    uint32_t k;
+    bool more;
+};
+
+/* Rows are addressed as three to a base pointer (base, + lda, + 2 lda), which
+ * keeps fourteen of them in the general registers. */
+#define ROW(r) (p[(r) / 3] + (size_t)((r) % 3) * t->lda)
+
+#define EACH_ROW _Pragma("GCC unroll 14") for (int r = 0; r < n; r++)
+
+VEC_INLINE void
+tile_begin(const struct tile *t, const int n, reg acc[][2], const float *p[])
+{
+    EACH_ROW
+    {
+        if (r % 3 == 0)
+            p[r / 3] = t->a + (size_t)r * t->lda;
+        acc[r][0] = acc[r][1] = reg_zero();
+        if (t->more) {
+            acc[r][0] = reg_load(t->c + (size_t)r * t->ldc);
+            acc[r][1] = reg_load(t->c + (size_t)r * t->ldc + WIDTH);
+        }
+    }
+}
+
+VEC_INLINE void
+tile_end(const struct tile *t, const int n, reg acc[][2])
+{
+    EACH_ROW
+    {
+        reg_store(t->c + (size_t)r * t->ldc, acc[r][0]);
+        reg_store(t->c + (size_t)r * t->ldc + WIDTH, acc[r][1]);
+    }
+}
+
+VEC_INLINE void
+tile_f32(const struct tile *t, const int n)
+{
+    reg acc[TILE_ROWS][2];
+    const float *p[(TILE_ROWS + 2) / 3];
+    const float *b = t->b;
+
+    tile_begin(t, n, acc, p);
+    for (uint32_t k = 0; k < t->k; k++) {
+        reg b0 = reg_load(b), b1 = reg_load(b + WIDTH);
+
+        EACH_ROW
+        {
+            reg a = reg_set(*ROW(r));
+
+            acc[r][0] = reg_fma(a, b0, acc[r][0]);
+            acc[r][1] = reg_fma(a, b1, acc[r][1]);
+        }
+        _Pragma("GCC unroll 5") for (int i = 0; i < (n + 2) / 3; i++) p[i]++;
+        b += t->ldb;
+    }
+    tile_end(t, n, acc);
+}
+
+VEC_INLINE void
+tile_pairs(const struct tile *t, const int n)
+{
+    reg acc[TILE_ROWS][2];
+    const float *p[(TILE_ROWS + 2) / 3];
+    const uint16_t *b = t->b;
+
+    tile_begin(t, n, acc, p);
+    for (uint32_t k = 0; k + 1 < t->k; k += 2) {
+        regi w0 = regi_load(b), w1 = regi_load(b + 2 * WIDTH);
+        reg b0 = reg_low_bf16(w0), b1 = reg_low_bf16(w1);
+
+        EACH_ROW
+        {
+            reg a = reg_set(*ROW(r));
+
+            acc[r][0] = reg_fma(a, b0, acc[r][0]);
+            acc[r][1] = reg_fma(a, b1, acc[r][1]);
+        }
+        b0 = reg_high_bf16(w0);
+        b1 = reg_high_bf16(w1);
+        EACH_ROW
+        {
+            reg a = reg_set(ROW(r)[1]);
+
+            acc[r][0] = reg_fma(a, b0, acc[r][0]);
+            acc[r][1] = reg_fma(a, b1, acc[r][1]);
+        }
+        _Pragma("GCC unroll 5") for (int i = 0; i < (n + 2) / 3; i++) p[i] += 2;
+        b += 2 * STRIP_COLS;
+    }
+    if (t->k % 2) { /* the second of the last pair does not exist */
+        reg b0 = reg_low_bf16(regi_load(b));
+        reg b1 = reg_low_bf16(regi_load(b + 2 * WIDTH));
+
+        EACH_ROW
+        {
+            reg a = reg_set(*ROW(r));
+
+            acc[r][0] = reg_fma(a, b0, acc[r][0]);
+            acc[r][1] = reg_fma(a, b1, acc[r][1]);
+        }
+    }
+    tile_end(t, n, acc);
+}
+
+#define TILES(name)                                                           \
+    static void name##_1(const struct tile *t) { name(t, 1); }                \
+    static void name##_2(const struct tile *t) { name(t, 2); }                \
+    static void name##_3(const struct tile *t) { name(t, 3); }                \
+    static void name##_4(const struct tile *t) { name(t, 4); }                \
+    static void name##_5(const struct tile *t) { name(t, 5); }                \
+    static void name##_6(const struct tile *t) { name(t, 6); }                \
+    TILES_ABOVE_6(name)                                                       \
+    static void (*const name##_of[])(const struct tile *) = {                 \
+        name##_1, name##_2, name##_3, name##_4, name##_5, name##_6,           \
+        TABLE_ABOVE_6(name)                                                   \
+    };
+
+#if TILE_ROWS == 14
+#define TILES_ABOVE_6(name)                                                   \
+    static void name##_7(const struct tile *t) { name(t, 7); }                \
+    static void name##_8(const struct tile *t) { name(t, 8); }                \
+    static void name##_9(const struct tile *t) { name(t, 9); }                \
+    static void name##_10(const struct tile *t) { name(t, 10); }              \
+    static void name##_11(const struct tile *t) { name(t, 11); }              \
+    static void name##_12(const struct tile *t) { name(t, 12); }              \
+    static void name##_13(const struct tile *t) { name(t, 13); }              \
+    static void name##_14(const struct tile *t) { name(t, 14); }
+#define TABLE_ABOVE_6(name)                                                   \
+    name##_7, name##_8, name##_9, name##_10, name##_11, name##_12, name##_13, \
+        name##_14
+#else
+#define TILES_ABOVE_6(name)
+#define TABLE_ABOVE_6(name)
+#endif
+
+TILES(tile_f32)
+TILES(tile_pairs)
+
+static void
+strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
+          uint32_t tile_rows, size_t half_bytes)
+{
+    uint32_t n_tiles = (s->n_rows + tile_rows - 1) / tile_rows;
+    float edge[TILE_ROWS * TILE_COLS] __attribute__((aligned(64)));
+    uint32_t row = 0;
+
+    for (uint32_t i = 0; i < n_tiles; i++) {
+        uint32_t n = (s->n_rows - row) / (n_tiles - i);
+
+        for (uint32_t col = 0; col < s->n_cols; col += TILE_COLS) {
+            uint32_t n_cols = s->n_cols - col;
+            struct tile t = {
+                .c = s->c + row * s->ldc + col,
+                .ldc = s->ldc,
+                .a = (const float *)s->a + row * s->lda,
+                .lda = s->lda,
+                .b = (const char *)s->b + (col ? half_bytes : 0),
+                .ldb = s->ldb,
+                .k = s->k,
+                .more = s->more,
+            };
+
+            if (n_cols >= TILE_COLS) {
+                tile_of[n - 1](&t);
+                continue;
+            }
+            /* The last columns go by way of a whole tile. */
+            t.c = edge;
+            t.ldc = TILE_COLS;
+            for (uint32_t r = 0; s->more && r < n; r++)
+                memcpy(edge + r * TILE_COLS, s->c + (row + r) * s->ldc + col,
+                       n_cols * sizeof(float));
+            tile_of[n - 1](&t);
+            for (uint32_t r = 0; r < n; r++)
+                memcpy(s->c + (row + r) * s->ldc + col, edge + r * TILE_COLS,
+                       n_cols * sizeof(float));
+        }
+        row += n;
+    }
+}
+
+void
+ISA(gemm_f32)(const struct strip *strip)
+{
+    strip_run(strip, tile_f32_of, TILE_ROWS, TILE_COLS * sizeof(float));
+}
+
+void
+ISA(gemm_pairs)(const struct strip *strip)
+{
+    strip_run(strip, tile_pairs_of, PAIR_ROWS,
+              TILE_COLS * 2 * sizeof(uint16_t));
+}
