@@ -1,0 +1,145 @@
+/* job.h - one job: an OpenAI Batch request line and our own object in it.
+ *
+ * The parser is strict where a mistake would cost a night (a misspelt limit, a
+ * duplicate key, a field that is not built) and lenient where OpenAI files of
+ * other engines carry harmless extras: those are listed as warnings. Every
+ * refusal has a stable code and the name of the field:
+ *
+ *     bad_json     not JSON, not an object, a duplicate key, depth, trailing
+ *                  bytes, a byte order mark, a number out of range
+ *     bad_text     NUL, invalid UTF-8, a lone surrogate, a raw control
+ *                  character inside a string
+ *     too_large    over max_bytes; judged before parsing
+ *     missing_id   no custom_id (where ids are not made from the position)
+ *     bad_id       custom_id or batch empty, too long, control characters
+ *     bad_param    a value of the wrong type or out of its range, or a field
+ *                  that must be there and is not; `param` names it
+ *     unknown_field   inside `nightshift`; `param` names it
+ *     unknown_model   not among the names served
+ *     unsupported  a field whose part is not built; `param` names it
+ *     empty_prompt no message says anything
+ *     tombstone    no bytes at all
+ *
+ * Owns:    its arena and all that hangs on it, the struct itself included, so
+ *          ns_job_destroy is one call. Strings and JSON are borrowed from it.
+ * Thread:  one at a time: whoever holds the job. The JSON is not changed after
+ *          the parse, and its reference counts are left alone.
+ */
+#ifndef NS_CONNECTORS_JOB_H
+#define NS_CONNECTORS_JOB_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "connectors/message.h"
+
+enum {
+    NS_JOB_DEPTH = 64,           /* of the JSON */
+    NS_JOB_ID_BYTES = 200,       /* custom_id */
+    NS_JOB_BATCH_BYTES = 100,    /* nightshift.batch, nightshift.tenant */
+    NS_JOB_STOPS = 16,           /* stop strings, each of */
+    NS_JOB_STOP_BYTES = 256,
+    NS_JOB_MESSAGES = 4096,
+    NS_JOB_TOOLS = 128,
+    NS_JOB_WARNINGS = 32,        /* further ones are counted in the last */
+    NS_JOB_DEADLINE_DAYS = 30,   /* later ones are cut to this, with a warning */
+};
+
+enum ns_job_mode {
+    NS_JOB_AUTO,
+    NS_JOB_DIFFUSION,
+    NS_JOB_AR,
+    NS_JOB_HYBRID,
+};
+
+enum ns_job_task { NS_JOB_TASK_NONE, NS_JOB_TASK_CODE, NS_JOB_TASK_SUMMARIZE };
+
+struct ns_job_options { /* the server's limits; all zero is a good default */
+    size_t max_bytes;          /* of a message; 0: 16 MB */
+    uint32_t max_tokens_limit; /* highest max_tokens accepted; 0: 262,144 */
+    uint32_t canvas_length;    /* L: the highest canvas asked for; 0: 256 */
+    const char *const *model_names; /* served; NULL: any */
+    size_t n_model_names;
+    const char *model_warning; /* `run`: any model is taken, with a warning that
+                                * this one runs instead; NULL: no warning */
+    bool id_from_position;     /* files: a line without custom_id gets
+                                * "<origin>:<line>:<12 hex of its hash>" */
+    int64_t now_ms;            /* Unix time, to cap deadlines; 0: no cap */
+};
+
+struct ns_job {
+    struct ns_arena *arena; /* owned; holds this struct */
+
+    /* Set also for a refused job, as far as they could be read. */
+    struct ns_position position;
+    const char *origin;
+    unsigned char sha256[NS_SHA256_BYTES]; /* of the message's bytes */
+    uint64_t length;                       /* of the message */
+    const char *custom_id; /* NULL when there was none to read */
+    const char *batch;     /* NULL: none */
+    const char *id;        /* "batch/custom_id", or custom_id; NULL as above */
+    const char *tenant;    /* "default" */
+    const char *const *warnings; /* "body.user: ignored" */
+    size_t n_warnings;
+    struct ns_error refusal; /* status NS_OK, or NS_REJECT and why */
+
+    /* Of an accepted job only, from here on. */
+    const char *model;        /* as asked for; NULL: none named */
+    const json_t *body;       /* the whole body, as it stood in the line */
+    const json_t *messages;   /* array; for NS_JOB_TASK_SUMMARIZE the instruction
+                               * already stands in it */
+    const json_t *tools;      /* array or NULL; NULL too for tool_choice none */
+    const json_t *metadata;   /* object of texts, or NULL; goes into the result */
+
+    bool has_max_tokens, has_temperature, has_top_p, has_seed;
+    uint32_t max_tokens; /* from either name */
+    double temperature;  /* 0..2 */
+    double top_p;        /* above 0, at most 1 */
+    uint64_t seed;
+    const char *const *stop;
+    size_t n_stop;
+
+    /* reasoning_effort and nightshift.thinking_budget; a budget of 0 means
+     * off, and an absent one leaves thinking to the configuration. */
+    bool has_thinking, thinking;
+    uint32_t thinking_budget; /* tokens, when thinking */
+
+    enum ns_job_mode mode;
+    enum ns_job_task task;
+    int32_t priority; /* -100..100, higher first */
+    bool has_deadline;
+    int64_t deadline_ms;    /* Unix time */
+    uint32_t canvas_length; /* 0: not asked for */
+    bool has_t_min, has_t_max, has_entropy_bound, has_confidence_threshold;
+    double t_min, t_max, entropy_bound, confidence_threshold;
+    uint32_t max_denoising_steps; /* 0: not asked for */
+    uint32_t stability_threshold; /* valid with the flag; 0 is a value */
+    bool has_stability_threshold;
+};
+
+/* Parses the message, of which nothing is kept by pointer. NS_OK: `*out` is an
+ * accepted job. NS_REJECT hands over a job too: it holds what was read, and
+ * `refusal` is a copy of `err`, so that the refusal can be stored and travels
+ * with what it refuses. NS_FATAL (memory): `*out` is left alone. */
+enum ns_status ns_job_parse(const struct ns_message *message,
+                            const struct ns_job_options *options,
+                            struct ns_job **out, struct ns_error *err);
+void ns_job_destroy(struct ns_job *job); /* takes NULL */
+
+/* Adds a warning (copied) that the result will list. For the holder of the
+ * job, after the parse: "max_tokens cut to 8192". Out of memory drops it. */
+void ns_job_warn(struct ns_job *job, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The seed of a job that names none: a hash of its id and `base` (--seed). */
+uint64_t ns_job_seed(const struct ns_job *job, uint64_t base);
+
+const char *ns_job_mode_name(enum ns_job_mode mode); /* "hybrid" */
+/* False when there is no mode of that name. */
+bool ns_job_mode_from(const char *name, enum ns_job_mode *out);
+
+#endif
