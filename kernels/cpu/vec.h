@@ -12,6 +12,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { LANES = 16 };
 
@@ -207,6 +208,46 @@ vm_any(vm m)
 }
 
 #endif
+
+/* The first n lanes from memory, n <= 16; the rest are 0 and never read. */
+VEC_INLINE vf
+vf_load_some(const float *p, uint32_t n)
+{
+    if (n == LANES)
+        return vf_load(p);
+#ifdef __AVX512F__
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
+    float some[LANES] = { 0 };
+
+    memcpy(some, p, n * sizeof(float));
+    return vf_load(some);
+#endif
+}
+
+VEC_INLINE void
+vf_store_some(float *p, vf a, uint32_t n)
+{
+    if (n == LANES) {
+        vf_store(p, a);
+        return;
+    }
+#ifdef __AVX512F__
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+#else
+    float some[LANES];
+
+    vf_store(some, a);
+    memcpy(p, some, n * sizeof(float));
+#endif
+}
+
+/* How many lanes are left of n from i on. */
+VEC_INLINE uint32_t
+lanes_left(uint32_t n, uint32_t i)
+{
+    return n - i < LANES ? n - i : LANES;
+}
 
 /* Lane j is added to lane j + 8, then + 4, + 2, + 1: the one order of sums. */
 VEC_INLINE float

@@ -1,0 +1,98 @@
+/* scratch.h - where the tuned ops keep what they keep during an op.
+ *
+ * All of it is taken by reserve() and sized by scratch.c from the bounds of a
+ * pass. No two ops run at once, so each starts at the front.
+ */
+#ifndef NS_KERNELS_CPU_SCRATCH_H
+#define NS_KERNELS_CPU_SCRATCH_H
+
+#include "kernels/cpu/cpu.h"
+
+enum {
+    BLOCK_ROWS = 224,        /* rows that go through a weight together */
+    OPERAND_BYTES = 1 << 20, /* of such a block, rounded or gathered */
+    EXPERT_ROWS = 112,       /* copies of one expert in one task */
+    ATTENTION_ROWS = 128,    /* (row, head) pairs that share a key tile */
+    HEAD_TILE = 256,         /* vocabulary rows that stay hot, with their sum */
+    HEAD_PARTS = 16,         /* at most: parts of the vocabulary */
+    HEAD_ROWS = 128,         /* rows against one tile */
+    HEAD_GROUP = 256,        /* rows whose parts are kept at a time */
+};
+
+/* Row length of an operand's copy: AMX eats 32 inputs at a time. */
+static inline uint32_t
+operand_ld(uint32_t k)
+{
+    return (k + 31) & ~31u;
+}
+
+static inline size_t
+scratch_round(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
+static inline void *
+scratch_of_thread(const struct cpu *cpu, uint32_t thread)
+{
+    return cpu->thread_scratch + thread * cpu->thread_scratch_bytes;
+}
+
+/* One copy of a row for one expert. */
+struct expert_task {
+    uint32_t expert, first, n_copies; /* first: place in the sorted order */
+};
+
+/* What experts() keeps, carved from the shared scratch. */
+struct expert_scratch {
+    uint32_t *row;      /* [copies] row of x, sorted by expert             */
+    uint32_t *slot;     /* [copies] row * top_k + slot, in the same order  */
+    uint32_t *place;    /* [rows][top_k] places of a row, experts rising   */
+    uint32_t *n_placed; /* [rows] */
+    uint32_t *start;    /* [n_experts + 1] */
+    struct expert_task *tasks; /* by falling load */
+    uint32_t max_tasks;
+    uint32_t *n_of_size;
+    float *copies; /* [copies][hidden] down's output */
+    size_t bytes;
+};
+
+/* With a NULL base it only counts the bytes. */
+void expert_scratch_carve(struct expert_scratch *scratch, unsigned char *base,
+                          uint32_t n_rows, uint32_t top_k, uint32_t n_experts,
+                          uint32_t hidden);
+
+/* Fills all but `copies` from the experts of each row. Returns how many tasks
+ * there are. */
+uint32_t expert_scratch_sort(struct expert_scratch *scratch,
+                             const int32_t *index, uint32_t n_rows,
+                             uint32_t top_k, uint32_t n_experts);
+
+/* What a part of the vocabulary says about a row. l is the logit times the
+ * inverse temperature. */
+struct head_part {
+    double sum;      /* of e^(l - highest)                  */
+    double weighted; /* of (l - highest) e^(l - highest)    */
+    float highest;   /* l                                   */
+    float best;      /* the highest logit                   */
+    int32_t argmax;  /* its first token                     */
+};
+
+struct head_tile {
+    float sum, reference; /* of e^(l - reference) */
+};
+
+/* What head() keeps of up to HEAD_GROUP rows. */
+struct head_scratch {
+    uint32_t n_rows, n_tiles, part_tiles, n_parts;
+    struct head_part *parts; /* [rows][parts] */
+    struct head_tile *tiles; /* [rows][tiles] */
+    float *soft;             /* [rows][parts][hidden] sums of e^(l - .) E */
+    size_t bytes;
+};
+
+void head_scratch_carve(struct head_scratch *scratch, unsigned char *base,
+                        uint32_t n_rows, uint32_t vocab, uint32_t hidden);
+size_t head_thread_bytes(uint32_t vocab, uint32_t hidden);
+
+#endif
