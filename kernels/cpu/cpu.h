@@ -48,7 +48,31 @@ struct cpu {
     unsigned char *scratch;      /* shared, from reserve() */
     unsigned char *thread_scratch; /* [threads][thread_scratch_bytes] */
     size_t scratch_bytes, thread_scratch_bytes;
+    size_t bytes_in_use; /* of all that memory_take() handed out */
 };
+
+/* What backend.c opens. */
+enum ns_status cpu_open(const struct ns_backend_options *options,
+                        struct ns_backend **out, struct ns_error *err);
+
+/* Memory aligned to 64, counted; zeroed, which touches every page, or for the
+ * caller to fill. */
+enum ns_status memory_take(struct cpu *cpu, size_t bytes, bool zero,
+                           const char *what, void **out, struct ns_error *err);
+void memory_drop(struct cpu *cpu, void *memory); /* takes NULL */
+
+/* The first failure of an op sticks until sync() reports it. */
+void cpu_fail(struct cpu *cpu, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* pack.c: see backend.h. packed_bytes is 0 for sources that do not fit
+ * together; pack says why. */
+size_t cpu_packed_bytes(const struct ns_backend *be, enum ns_packing packing,
+                        const struct ns_matrix *sources, uint32_t n_sources);
+enum ns_status cpu_pack(struct ns_backend *be, enum ns_packing packing,
+                        const struct ns_matrix *sources, uint32_t n_sources,
+                        struct ns_weight *out, struct ns_error *err);
+void cpu_drop(struct ns_backend *be, struct ns_weight *weight);
 
 /* Where things lie in a packed weight. */
 size_t packed_panel_bytes(enum ns_dtype dtype, uint32_t k);
