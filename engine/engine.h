@@ -40,8 +40,10 @@ struct ns_engine_options {
     const char *model_directory;
     struct ns_backend_options backend;
     uint32_t pass_tokens;    /* rows of a pass; 0: 512 (cpu), 8192 (cuda) */
-    uint32_t max_sequences;  /* in flight at once; 0: 64 */
-    uint64_t kv_bytes;       /* both pools; 0: what memory_bytes leaves */
+    uint32_t max_sequences;  /* running at once; 0: 16 (cpu), 64 (cuda). Four
+                              * times as many may wait */
+    uint64_t kv_bytes;       /* both pools; 0: up to 1 GB, or what one job of
+                              * the longest context needs */
     uint64_t memory_bytes;   /* all that the engine may take; 0: 3/4 of what
                               * the machine has available */
     uint32_t reserve_tokens; /* admission reserves prompt + this; 0: 2048 */
@@ -93,8 +95,10 @@ struct ns_request {
     uint64_t seed;
     uint32_t max_tokens;
     uint32_t canvas_length; /* 16..L, multiple of 16; 0: L */
-    bool has_temperature;   /* absent: ar argmax-free 1.0, diffusion schedule */
-    float temperature;      /* DECISIONS: 0 argmax; diffusion: scales t_*   */
+    bool has_temperature;   /* absent: ar and hybrid take the argmax, diffusion
+                             * keeps its schedule */
+    float temperature;      /* of ar's draw, so of hybrid's verdict; 0: argmax.
+                             * diffusion: scales t_min and t_max */
     float top_p;            /* 1: off; ar and hybrid only */
     bool thinking;          /* the prompt asks for a thought */
     bool in_thought;        /* the prompt already opened it */
@@ -122,7 +126,12 @@ enum ns_status ns_engine_check(const struct ns_engine *,
                                const struct ns_request *request,
                                struct ns_error *err);
 
-/* Copies the request; NS_RETRY when max_sequences wait already. */
+/* The largest max_tokens that fits behind a prompt of `n_prompt`; 0: none. */
+uint32_t ns_engine_max_tokens(const struct ns_engine *, uint32_t n_prompt,
+                              enum ns_mode mode,
+                              uint32_t canvas_length); /* any */
+
+/* Copies the request; NS_RETRY when too many wait already. */
 enum ns_status ns_engine_submit(struct ns_engine *,
                                 const struct ns_request *request,
                                 struct ns_error *err);

@@ -41,10 +41,14 @@ struct ns_config { /* config.json */
     uint32_t canvas_length;  /* L */
     uint32_t max_position;   /* the context's limit */
     float eps, softcap;
-    float theta_sliding, theta_full, partial_rotary, rope_factor;
+    float theta_sliding, theta_full, rope_factor;
+    double partial_rotary; /* share of the pairs that turn on full layers */
     bool vision_groups; /* use_bidirectional_attention: "vision"; null: false */
     int32_t pad_id, bos_id;
-    int32_t image_begin_id, image_id, image_end_id;
+    int32_t eos_id[NS_MAX_EOS]; /* where generation_config names none */
+    uint32_t n_eos;
+    int32_t image_begin_id, image_id, image_end_id; /* -1: outside the
+                                                     * vocabulary, no images */
     struct ns_vision_config vision;
 };
 

@@ -9,8 +9,13 @@
  * the limit, trailing bytes, a shape that does not fit its byte range,
  * duplicate names.
  *
+ * Where model.safetensors and an index both lie there, the single file is
+ * taken, as the reference does. Tensor and shard names are printable ASCII
+ * without blanks, so they may be shown as they are. What is not guarded
+ * against: a file that is cut while it is mapped kills the process.
+ *
  * Owns:   the mappings; tensors point into them until close.
- * Thread: const after open.
+ * Thread: const after open, but for the `used` marks, which the opener sets.
  */
 #ifndef NS_ENGINE_SAFETENSORS_H
 #define NS_ENGINE_SAFETENSORS_H
@@ -64,5 +69,23 @@ const struct ns_stored_tensor *ns_safetensors_all(
 const char *ns_safetensors_shard_name(const struct ns_safetensors *st,
                                       uint32_t shard);
 const char *ns_stored_name(enum ns_stored dtype);
+
+/* The index's bytes, for the revision; NULL for a single file. */
+const void *ns_safetensors_index(const struct ns_safetensors *st,
+                                 size_t *length);
+uint32_t ns_safetensors_n_shards(const struct ns_safetensors *st);
+/* A shard's header with the eight bytes of its length in front, and the size
+ * of the file that it describes. */
+const void *ns_safetensors_header(const struct ns_safetensors *st,
+                                  uint32_t shard, size_t *length,
+                                  size_t *file_bytes);
+
+/* Asks for a tensor's pages ahead of reading them, and lets go of them behind:
+ * what was packed need not stay resident twice. Only advice: the bytes may be
+ * read at any time. */
+void ns_safetensors_want(const struct ns_safetensors *st,
+                         const struct ns_stored_tensor *tensor);
+void ns_safetensors_drop(const struct ns_safetensors *st,
+                         const struct ns_stored_tensor *tensor);
 
 #endif

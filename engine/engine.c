@@ -1,0 +1,976 @@
+#include "engine/engine.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/version.h"
+#include "engine/batch.h"
+#include "engine/forward.h"
+#include "engine/kvcache.h"
+#include "engine/memory.h"
+#include "engine/planner.h"
+#include "engine/sequence.h"
+#include "engine/trace.h"
+
+enum { MAX_PATH = 4096, WAITING_PER_RUNNING = 4 };
+
+struct list {
+    struct ns_sequence **item;
+    uint32_t n, capacity;
+};
+
+struct ns_engine {
+    struct ns_engine_options options;
+    struct ns_backend *be;
+    struct ns_model *model;
+    struct ns_tokenizer *tokenizer;
+    struct ns_kvcache *kv;
+    struct ns_batch *batch;
+    struct ns_forward *fw;
+    struct ns_memory_plan memory;
+    struct ns_answer_rules rules;
+    char revision[80];
+
+    struct list waiting, running, over; /* over: their events may be read */
+    struct ns_event *events;
+    uint32_t n_events, next_event, event_capacity;
+    /* scratch of a pass, [max_sequences] */
+    struct ns_want *want;
+    struct ns_grant *grant;
+    struct ns_rank *rank;
+
+    const struct ns_trace *trace;
+    uint64_t n_submitted, n_put_back;
+};
+
+static int64_t
+now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static uint64_t
+now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- opening --------------------------------------------------------- */
+
+static enum ns_status
+make_rules(struct ns_engine *engine, struct ns_error *err)
+{
+    const struct ns_generation *generation = &engine->model->generation;
+    struct ns_answer_rules *rules = &engine->rules;
+    struct ns_span span = { "\n<channel|>", 11, true };
+    struct ns_ids ids = { .limit = sizeof(rules->thought_end) /
+                                   sizeof(rules->thought_end[0]) };
+    enum ns_status status;
+
+    rules->vocab = engine->model->config.vocab;
+    rules->max_position = engine->model->config.max_position;
+    rules->pad_id = generation->pad_id;
+    rules->eos_id = generation->eos_id;
+    rules->n_eos = generation->n_eos;
+    rules->tokenizer = engine->tokenizer;
+    rules->tool_response_id = ns_tokenizer_id(engine->tokenizer,
+                                              "<|tool_response>");
+    if (ns_tokenizer_id(engine->tokenizer, "<channel|>") < 0)
+        return NS_OK; /* a model that cannot think */
+    status = ns_tokenizer_encode(engine->tokenizer, &span, 1, &ids, err);
+    if (status == NS_OK) {
+        memcpy(rules->thought_end, ids.id, ids.n * sizeof(int32_t));
+        rules->n_thought_end = (uint32_t)ids.n;
+    }
+    ns_ids_fini(&ids);
+    return status;
+}
+
+static enum ns_status
+open_tokenizer(struct ns_engine *engine, struct ns_error *err)
+{
+    char path[MAX_PATH];
+    enum ns_status status;
+
+    snprintf(path, sizeof(path), "%s/tokenizer.json",
+             engine->options.model_directory);
+    status = ns_tokenizer_open(path, &engine->tokenizer, err);
+    if (status != NS_OK)
+        return status;
+    if (ns_tokenizer_size(engine->tokenizer) > engine->model->config.vocab)
+        return ns_fail(err, NS_REJECT,
+                       "%s: ids reach %u, the model's vocabulary is %u", path,
+                       ns_tokenizer_size(engine->tokenizer) - 1,
+                       engine->model->config.vocab);
+    return NS_OK;
+}
+
+static enum ns_status
+make_lists(struct ns_engine *engine, struct ns_error *err)
+{
+    uint32_t n = engine->options.max_sequences;
+
+    engine->running.capacity = n;
+    engine->waiting.capacity = n * WAITING_PER_RUNNING;
+    engine->over.capacity = n * (WAITING_PER_RUNNING + 1);
+    engine->event_capacity = n * (WAITING_PER_RUNNING + 2);
+    engine->running.item = calloc(n, sizeof(struct ns_sequence *));
+    engine->waiting.item = calloc(engine->waiting.capacity,
+                                  sizeof(struct ns_sequence *));
+    engine->over.item = calloc(engine->over.capacity,
+                               sizeof(struct ns_sequence *));
+    engine->events = calloc(engine->event_capacity, sizeof(struct ns_event));
+    engine->want = calloc(n, sizeof(struct ns_want));
+    engine->grant = calloc(n, sizeof(struct ns_grant));
+    engine->rank = calloc(n, sizeof(struct ns_rank));
+    if (!engine->running.item || !engine->waiting.item ||
+        !engine->over.item || !engine->events || !engine->want ||
+        !engine->grant || !engine->rank)
+        return ns_fail(err, NS_FATAL, "out of memory opening the engine");
+    return NS_OK;
+}
+
+enum ns_status
+ns_engine_open(const struct ns_engine_options *options,
+               struct ns_engine **out, struct ns_error *err)
+{
+    struct ns_engine *engine = calloc(1, sizeof(*engine));
+    struct ns_kvcache_options kv;
+    enum ns_status status;
+    uint32_t rows;
+
+    if (!engine)
+        return ns_fail(err, NS_FATAL, "out of memory opening the engine");
+    engine->options = *options;
+    status = ns_backend_open(&options->backend, &engine->be, err);
+    if (status != NS_OK)
+        goto out;
+    status = ns_model_open(options->model_directory, engine->be,
+                           &engine->model, err);
+    if (status != NS_OK)
+        goto out;
+    engine->options = ns_memory_defaults(engine->model, options);
+    status = ns_memory_plan(engine->model, &engine->options, &engine->memory,
+                            err);
+    if (status != NS_OK)
+        goto out;
+    status = open_tokenizer(engine, err);
+    if (status != NS_OK)
+        goto out;
+    status = make_rules(engine, err);
+    if (status != NS_OK)
+        goto out;
+    status = make_lists(engine, err);
+    if (status != NS_OK)
+        goto out;
+
+    rows = ns_memory_rows(engine->model, &engine->options);
+    kv = (struct ns_kvcache_options){
+        .full_pages = engine->memory.full_pages,
+        .sliding_pages = engine->memory.sliding_pages,
+        .n_slots = engine->options.max_sequences,
+        .max_positions = engine->model->config.max_position,
+        .chunk = rows,
+        .plain = options->kv_plain,
+        .no_sharing = options->no_prefix_sharing,
+    };
+    status = ns_kvcache_create(&engine->model->config,
+                               engine->model->weights.n_rotated_full,
+                               engine->be, &kv, &engine->kv, err);
+    if (status != NS_OK)
+        goto out;
+    /* A sequence may bring an encoded run and a canvas to one pass. */
+    status = ns_batch_create(engine->be, rows,
+                             2 * engine->options.max_sequences,
+                             engine->model->config.sliding_window,
+                             engine->model->config.canvas_length,
+                             &engine->batch, err);
+    if (status != NS_OK)
+        goto out;
+    status = ns_forward_create(engine->model, engine->kv, rows,
+                               engine->options.max_sequences, &engine->fw,
+                               err);
+    if (status != NS_OK)
+        goto out;
+    snprintf(engine->revision, sizeof(engine->revision), "%s-%s/%s/%s",
+             NS_VERSION, NS_NUMERICS, engine->be->ops->name,
+             engine->be->arithmetic);
+    *out = engine;
+    engine = NULL;
+out:
+    ns_engine_close(engine);
+    return status;
+}
+
+static void
+drop_all(struct ns_engine *engine, struct list *list)
+{
+    for (uint32_t i = 0; i < list->n; i++) {
+        if (engine->kv)
+            ns_kvcache_drop(engine->kv, list->item[i]->hold);
+        ns_sequence_destroy(list->item[i]);
+    }
+    list->n = 0;
+}
+
+void
+ns_engine_close(struct ns_engine *engine)
+{
+    if (!engine)
+        return;
+    drop_all(engine, &engine->waiting);
+    drop_all(engine, &engine->running);
+    drop_all(engine, &engine->over);
+    ns_forward_destroy(engine->fw);
+    ns_batch_destroy(engine->batch);
+    ns_kvcache_destroy(engine->kv);
+    ns_tokenizer_close(engine->tokenizer);
+    ns_model_close(engine->model);
+    ns_backend_close(engine->be);
+    free(engine->waiting.item);
+    free(engine->running.item);
+    free(engine->over.item);
+    free(engine->events);
+    free(engine->want);
+    free(engine->grant);
+    free(engine->rank);
+    free(engine);
+}
+
+const struct ns_model *
+ns_engine_model(const struct ns_engine *engine)
+{
+    return engine->model;
+}
+
+const struct ns_tokenizer *
+ns_engine_tokenizer(const struct ns_engine *engine)
+{
+    return engine->tokenizer;
+}
+
+const char *
+ns_engine_revision(const struct ns_engine *engine)
+{
+    return engine->revision;
+}
+
+const struct ns_memory_plan *
+ns_engine_memory(const struct ns_engine *engine)
+{
+    return &engine->memory;
+}
+
+void
+ns_engine_set_trace(struct ns_engine *engine, const struct ns_trace *trace)
+{
+    engine->trace = trace;
+}
+
+struct ns_forward *
+ns_engine_forward(struct ns_engine *engine)
+{
+    return engine->fw;
+}
+
+struct ns_kvcache *
+ns_engine_kvcache(struct ns_engine *engine)
+{
+    return engine->kv;
+}
+
+/* ---- admission of requests -------------------------------------------- */
+
+enum ns_status
+ns_engine_resolve_mode(const struct ns_engine *engine, enum ns_mode asked,
+                       bool code, bool thinking, enum ns_mode *out,
+                       struct ns_error *err)
+{
+    bool ar = engine->model->generation.ar_capable;
+
+    if (asked == NS_MODE_AUTO)
+        asked = ar && (code || thinking) ? NS_MODE_HYBRID : NS_MODE_DIFFUSION;
+    if (asked != NS_MODE_DIFFUSION && !ar)
+        return ns_refuse(err, "unsupported", "nightshift.mode",
+                         "this checkpoint is not declared able to decode "
+                         "autoregressively");
+    *out = asked;
+    return NS_OK;
+}
+
+uint32_t
+ns_engine_max_tokens(const struct ns_engine *engine, uint32_t n_prompt,
+                     enum ns_mode mode, uint32_t length)
+{
+    uint32_t context = engine->model->config.max_position;
+
+    if (length == 0)
+        length = engine->model->config.canvas_length;
+    if (n_prompt >= context || context - n_prompt < length)
+        return 0;
+    if (mode == NS_MODE_AR)
+        return context - n_prompt;
+    return (context - n_prompt) / length * length;
+}
+
+static bool
+between(float value, float least, float most) /* false for NaN */
+{
+    return value >= least && value <= most;
+}
+
+static enum ns_status
+check_sampler(const struct ns_sampler_options *sampler, struct ns_error *err)
+{
+    if (!between(sampler->t_min, 1e-3f, 100.0f))
+        return ns_refuse(err, "bad_param", "nightshift.t_min",
+                         "t_min is %g, allowed are 0.001 to 100",
+                         (double)sampler->t_min);
+    if (!between(sampler->t_max, sampler->t_min, 100.0f))
+        return ns_refuse(err, "bad_param", "nightshift.t_max",
+                         "t_max is %g, allowed are t_min (%g) to 100",
+                         (double)sampler->t_max, (double)sampler->t_min);
+    if (!between(sampler->entropy_bound, 0.0f, 1e6f))
+        return ns_refuse(err, "bad_param", "nightshift.entropy_bound",
+                         "entropy_bound is %g, allowed are 0 to 1000000",
+                         (double)sampler->entropy_bound);
+    if (sampler->max_denoising_steps < 1 ||
+        sampler->max_denoising_steps > 1000)
+        return ns_refuse(err, "bad_param", "nightshift.max_denoising_steps",
+                         "max_denoising_steps is %u, allowed are 1 to 1000",
+                         sampler->max_denoising_steps);
+    if (sampler->stability_threshold > 1000)
+        return ns_refuse(err, "bad_param", "nightshift.stability_threshold",
+                         "stability_threshold is %u, allowed are 0 to 1000",
+                         sampler->stability_threshold);
+    if (!between(sampler->confidence_threshold, 0.0f, 100.0f))
+        return ns_refuse(err, "bad_param", "nightshift.confidence_threshold",
+                         "confidence_threshold is %g, allowed are 0 to 100",
+                         (double)sampler->confidence_threshold);
+    return NS_OK;
+}
+
+static enum ns_status
+check_draw(const struct ns_request *request, struct ns_error *err)
+{
+    if (request->has_temperature &&
+        !between(request->temperature, 0.0f, 2.0f))
+        return ns_refuse(err, "bad_param", "temperature",
+                         "temperature is %g, allowed are 0 to 2",
+                         (double)request->temperature);
+    if (!(request->top_p > 0.0f && request->top_p <= 1.0f))
+        return ns_refuse(err, "bad_param", "top_p",
+                         "top_p is %g, it must be above 0 and at most 1",
+                         (double)request->top_p);
+    if (request->top_p < 1.0f && request->mode == NS_MODE_DIFFUSION)
+        return ns_refuse(err, "unsupported", "top_p",
+                         "top_p below 1 is not supported in mode diffusion");
+    return NS_OK;
+}
+
+static enum ns_status
+check_lengths(const struct ns_engine *engine,
+              const struct ns_request *request, uint32_t length,
+              struct ns_error *err)
+{
+    const struct ns_config *config = &engine->model->config;
+    uint32_t most = ns_engine_max_tokens(engine, request->n_prompt,
+                                         request->mode, length);
+    uint32_t positions, full, sliding;
+    struct ns_kv_counts counts;
+
+    if (request->n_prompt == 0)
+        return ns_refuse(err, "empty_prompt", "messages",
+                         "the prompt has no tokens");
+    if (most == 0)
+        return ns_refuse(err, "over_context", "messages",
+                         "the prompt has %u tokens; with a canvas of %u the "
+                         "context of %u is exceeded", request->n_prompt,
+                         length, config->max_position);
+    if (request->max_tokens == 0)
+        return ns_refuse(err, "bad_param", "max_tokens",
+                         "max_tokens is 0, it must be at least 1");
+    if (request->max_tokens > most)
+        return ns_refuse(err, "over_context", "max_tokens",
+                         "max_tokens is %u; behind a prompt of %u tokens the "
+                         "context of %u leaves %u", request->max_tokens,
+                         request->n_prompt, config->max_position, most);
+    positions = request->n_prompt + request->max_tokens + length;
+    if (positions > config->max_position)
+        positions = config->max_position;
+    if (!ns_kvcache_fits(engine->kv, positions, &full, &sliding)) {
+        counts = ns_kvcache_counts(engine->kv);
+        return ns_refuse(err, "over_memory", "max_tokens",
+                         "prompt and answer may take %u positions: %u pages "
+                         "of full layers (there are %u), %u of sliding "
+                         "layers (there are %u)", positions, full,
+                         counts.full_pages, sliding, counts.sliding_pages);
+    }
+    return NS_OK;
+}
+
+enum ns_status
+ns_engine_check(const struct ns_engine *engine,
+                const struct ns_request *request, struct ns_error *err)
+{
+    const struct ns_config *config = &engine->model->config;
+    uint32_t length = request->canvas_length;
+    enum ns_status status;
+
+    if (length == 0)
+        length = config->canvas_length;
+    if (length > config->canvas_length || length % 16 != 0)
+        return ns_refuse(err, "bad_param", "nightshift.canvas_length",
+                         "canvas_length is %u, allowed are multiples of 16 "
+                         "up to %u", length, config->canvas_length);
+    if ((request->thinking || request->thinking_budget) &&
+        engine->rules.n_thought_end == 0)
+        return ns_refuse(err, "unsupported", "reasoning_effort",
+                         "this checkpoint's tokenizer has no thought marks");
+    if (request->n_resume > request->max_tokens)
+        return ns_refuse(err, "bad_param", NULL,
+                         "%u tokens to resume from, max_tokens is %u",
+                         request->n_resume, request->max_tokens);
+    status = check_draw(request, err);
+    if (status == NS_OK)
+        status = check_sampler(&request->sampler, err);
+    if (status == NS_OK)
+        status = check_lengths(engine, request, length, err);
+    for (uint32_t i = 0; status == NS_OK && i < request->n_prompt; i++)
+        if ((uint32_t)request->prompt[i] >= config->vocab)
+            status = ns_refuse(err, "bad_param", "messages",
+                               "prompt token %u is %d, the vocabulary %u", i,
+                               request->prompt[i], config->vocab);
+    for (uint32_t i = 0; status == NS_OK && i < request->n_resume; i++)
+        if ((uint32_t)request->resume[i] >= config->vocab)
+            status = ns_refuse(err, "bad_param", NULL,
+                               "resumed token %u is %d, the vocabulary %u", i,
+                               request->resume[i], config->vocab);
+    return status;
+}
+
+static void
+forget_events(struct ns_engine *engine)
+{
+    drop_all(engine, &engine->over);
+    engine->n_events = engine->next_event = 0;
+}
+
+static void
+list_add(struct list *list, struct ns_sequence *seq)
+{
+    list->item[list->n++] = seq;
+}
+
+static void
+list_remove(struct list *list, uint32_t index)
+{
+    memmove(&list->item[index], &list->item[index + 1],
+            (list->n - index - 1) * sizeof(struct ns_sequence *));
+    list->n--;
+}
+
+enum ns_status
+ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
+                 struct ns_error *err)
+{
+    struct ns_request copy = *request;
+    struct ns_sequence *seq = NULL;
+    enum ns_status status = ns_engine_check(engine, request, err);
+
+    if (status != NS_OK)
+        return status;
+    forget_events(engine);
+    if (engine->waiting.n == engine->waiting.capacity)
+        return ns_fail(err, NS_RETRY, "%u requests wait already",
+                       engine->waiting.n);
+    if (copy.canvas_length == 0)
+        copy.canvas_length = engine->model->config.canvas_length;
+    status = ns_sequence_create(&copy, &engine->rules, &seq, err);
+    if (status != NS_OK)
+        return status;
+    status = ns_kvcache_declare(engine->kv, copy.prompt, copy.n_prompt,
+                                &seq->hold, err);
+    if (status != NS_OK) {
+        ns_sequence_destroy(seq);
+        return status;
+    }
+    seq->rank.number = engine->n_submitted++;
+    seq->submitted_ms = now_ms();
+    list_add(&engine->waiting, seq);
+    return NS_OK;
+}
+
+void
+ns_engine_cancel(struct ns_engine *engine, uint64_t id)
+{
+    struct list *lists[] = { &engine->waiting, &engine->running };
+
+    forget_events(engine);
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < lists[l]->n; i++) {
+            struct ns_sequence *seq = lists[l]->item[i];
+
+            if (seq->request.id != id)
+                continue;
+            list_remove(lists[l], i);
+            ns_kvcache_drop(engine->kv, seq->hold);
+            ns_sequence_destroy(seq);
+            return;
+        }
+}
+
+/* ---- events ------------------------------------------------------------ */
+
+bool
+ns_engine_next_event(struct ns_engine *engine, struct ns_event *out)
+{
+    if (engine->next_event == engine->n_events)
+        return false;
+    *out = engine->events[engine->next_event++];
+    return true;
+}
+
+static struct ns_event *
+add_event(struct ns_engine *engine, enum ns_event_kind kind,
+          struct ns_sequence *seq)
+{
+    struct ns_event *event = &engine->events[engine->n_events++];
+
+    *event = (struct ns_event){ .kind = kind, .id = seq->request.id };
+    seq->usage.completion_tokens = ns_sequence_n_answer(seq) +
+                                   (seq->ended ? 1 : 0);
+    seq->usage.reasoning_tokens = ns_reply_thought_tokens(seq->reply);
+    event->usage = seq->usage;
+    return event;
+}
+
+/* Reports the block that has joined what is known. */
+static void
+report_block(struct ns_engine *engine, struct ns_sequence *seq)
+{
+    struct ns_event *event;
+
+    seq->usage.blocks++;
+    event = add_event(engine, NS_EVENT_BLOCK, seq);
+    event->block = seq->next_block++;
+    event->tokens = seq->known + seq->block_start;
+    event->n_tokens = seq->n_known - seq->block_start;
+    seq->block_start = seq->n_known;
+}
+
+static void
+report_done(struct ns_engine *engine, struct ns_sequence *seq)
+{
+    struct ns_error err;
+    struct ns_event *event;
+    enum ns_status status;
+
+    if (seq->ended || seq->n_known > seq->block_start)
+        seq->usage.blocks++;
+    event = add_event(engine, NS_EVENT_DONE, seq);
+    event->tokens = ns_sequence_answer(seq);
+    event->n_tokens = ns_sequence_n_answer(seq);
+    event->finish = seq->finish;
+    status = ns_reply_finish(seq->reply, &event->reply, &err);
+    if (status != NS_OK) {
+        event->kind = NS_EVENT_FAILED;
+        event->error = err;
+    }
+}
+
+static void
+report_failed(struct ns_engine *engine, struct ns_sequence *seq,
+              const struct ns_error *err)
+{
+    add_event(engine, NS_EVENT_FAILED, seq)->error = *err;
+    seq->finished = true;
+}
+
+/* ---- a pass ------------------------------------------------------------ */
+
+static uint32_t age_step_ms(const struct ns_engine *engine)
+{
+    return engine->options.age_step_s * 1000;
+}
+
+/* Insertion sort by rank: lists are short and stay nearly in order. */
+static void
+sort_by_rank(struct ns_engine *engine, struct list *list)
+{
+    int64_t now = now_ms();
+
+    for (uint32_t i = 0; i < list->n; i++)
+        list->item[i]->rank.waited_ms = now - list->item[i]->submitted_ms;
+    for (uint32_t i = 1; i < list->n; i++) {
+        struct ns_sequence *held = list->item[i];
+        uint32_t j = i;
+
+        for (; j > 0 && ns_rank_compare(&list->item[j - 1]->rank, &held->rank,
+                                        age_step_ms(engine)) > 0; j--)
+            list->item[j] = list->item[j - 1];
+        list->item[j] = held;
+    }
+}
+
+static uint32_t
+reservation(const struct ns_engine *engine, const struct ns_sequence *seq)
+{
+    uint64_t worst = (uint64_t)seq->request.n_prompt +
+                     seq->request.max_tokens + seq->request.canvas_length;
+    uint64_t reserve = (uint64_t)seq->n_known +
+                       engine->options.reserve_tokens;
+
+    if (worst > engine->model->config.max_position)
+        worst = engine->model->config.max_position;
+    return (uint32_t)(reserve < worst ? reserve : worst);
+}
+
+static void
+admit_waiting(struct ns_engine *engine)
+{
+    sort_by_rank(engine, &engine->waiting);
+    for (uint32_t i = 0; i < engine->waiting.n;) {
+        struct ns_sequence *seq = engine->waiting.item[i];
+        uint32_t cached;
+        enum ns_admission how =
+            ns_kvcache_admit(engine->kv, seq->hold, reservation(engine, seq),
+                             &cached);
+
+        if (how == NS_ADMIT_LATER)
+            return; /* none may overtake: the large would starve */
+        if (how == NS_ADMIT_SHARED) {
+            i++; /* its turn comes when the prefix is there */
+            continue;
+        }
+        seq->n_cached = cached;
+        if (cached > seq->usage.cached_tokens)
+            seq->usage.cached_tokens = cached;
+        seq->running = true;
+        list_remove(&engine->waiting, i);
+        list_add(&engine->running, seq);
+    }
+}
+
+static void
+put_back(struct ns_engine *engine, uint32_t index)
+{
+    struct ns_sequence *seq = engine->running.item[index];
+
+    list_remove(&engine->running, index);
+    ns_kvcache_release(engine->kv, seq->hold);
+    ns_sequence_put_back(seq);
+    list_add(&engine->waiting, seq);
+    engine->n_put_back++;
+}
+
+/* Makes pages for what was granted; when there are none, someone yields and
+ * the pass is planned anew. */
+static bool
+make_pages(struct ns_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->running.n; i++) {
+        struct ns_sequence *seq = engine->running.item[i];
+        uint32_t victim;
+
+        if (engine->grant[i].n_encode == 0 ||
+            ns_kvcache_extend(engine->kv, seq->hold,
+                              seq->n_cached + engine->grant[i].n_encode))
+            continue;
+        for (uint32_t j = 0; j < engine->running.n; j++)
+            engine->rank[j] = engine->running.item[j]->rank;
+        victim = ns_planner_victim(engine->rank, engine->running.n);
+        if (victim < engine->running.n)
+            put_back(engine, victim);
+        return false;
+    }
+    return true;
+}
+
+static void
+add_canvas(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner)
+{
+    struct ns_batch_segment segment = {
+        .kind = NS_SEGMENT_CANVAS,
+        .slot = ns_kvcache_slot(seq->hold),
+        .position = seq->n_known,
+        .n_tokens = seq->canvas.length,
+        .tokens = seq->canvas.token,
+        .soft_in = seq->canvas.n_steps > 0,
+        .soft_out = seq->canvas.n_left > 1,
+        .head = NS_HEAD_ALL,
+        .inv_temperature = ns_canvas_prepare(&seq->canvas, &seq->denoise),
+        .top_p = 1.0f,
+        .uniform = seq->canvas.uniform,
+        .owner = owner,
+    };
+
+    ns_batch_add(engine->batch, &segment);
+}
+
+static float
+ar_inv_temperature(const struct ns_request *request)
+{
+    return request->has_temperature && request->temperature > 0
+               ? 1.0f / request->temperature
+               : 1.0f;
+}
+
+static void
+add_encode(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner,
+           const struct ns_want *want, uint32_t n)
+{
+    uint32_t at = ns_sequence_n_answer(seq);
+    bool whole = n == want->n_encode;
+    struct ns_batch_segment segment = {
+        .kind = want->prefill ? NS_SEGMENT_PREFILL
+                : n == 1      ? NS_SEGMENT_AR
+                              : NS_SEGMENT_COMMIT,
+        .slot = ns_kvcache_slot(seq->hold),
+        .position = seq->n_cached,
+        .n_tokens = n,
+        .tokens = seq->drafted ? seq->canvas.argmax
+                               : seq->known + seq->n_cached,
+        .inv_temperature = ar_inv_temperature(&seq->request),
+        .top_p = seq->request.top_p,
+        .uniform = seq->uniform,
+        .owner = owner,
+    };
+
+    if (seq->drafted) {
+        segment.head = NS_HEAD_ALL;
+        for (uint32_t i = 0; i < n; i++)
+            seq->uniform[i] = ns_sequence_ar_uniform(seq, at + 1 + i);
+    } else if (seq->request.mode != NS_MODE_DIFFUSION && whole) {
+        segment.head = NS_HEAD_LAST;
+        seq->uniform[0] = ns_sequence_ar_uniform(seq, at);
+    }
+    ns_batch_add(engine->batch, &segment);
+}
+
+static void
+build_batch(struct ns_engine *engine, struct ns_pass_report *report)
+{
+    ns_batch_reset(engine->batch);
+    for (uint32_t i = 0; i < engine->running.n; i++) {
+        struct ns_sequence *seq = engine->running.item[i];
+        const struct ns_grant *grant = &engine->grant[i];
+        bool counts = grant->canvas;
+
+        if (grant->canvas) {
+            add_canvas(engine, seq, i);
+            report->n_canvases++;
+            report->canvas_rows += seq->canvas.length;
+        }
+        if (grant->n_encode > 0) {
+            const struct ns_want *want = &engine->want[i];
+
+            add_encode(engine, seq, i, want, grant->n_encode);
+            if (want->prefill)
+                report->prefill_rows += grant->n_encode;
+            else if (grant->n_encode == 1)
+                report->ar_rows++;
+            else
+                report->commit_rows += grant->n_encode;
+            counts = counts || !want->prefill;
+        }
+        if (counts)
+            seq->usage.passes++;
+    }
+    report->n_rows = engine->batch->n_rows;
+    report->n_segments = engine->batch->n_segments;
+    ns_batch_lay_out(engine->batch, ns_kvcache_table(engine->kv, true),
+                     ns_kvcache_table(engine->kv, false),
+                     ns_kvcache_table_stride(engine->kv));
+}
+
+static void
+choose(struct ns_engine *engine, struct ns_sequence *seq,
+       const int32_t *choice)
+{
+    if (engine->trace && engine->trace->chosen)
+        engine->trace->chosen(engine->trace->ctx, seq->request.id,
+                              ns_sequence_n_answer(seq), choice[0]);
+    ns_sequence_choose(seq, choice[0]);
+}
+
+static void
+after_encode(struct ns_engine *engine, struct ns_sequence *seq,
+             const struct ns_batch_segment *segment)
+{
+    const struct ns_batch *batch = engine->batch;
+
+    for (uint32_t i = 0; segment->head != NS_HEAD_NONE &&
+                         i < (segment->head == NS_HEAD_ALL
+                                  ? segment->n_tokens : 1); i++)
+        if (!isfinite(batch->entropy[segment->head0 + i])) {
+            struct ns_error err;
+
+            ns_fail(&err, NS_RETRY, "logits are not numbers at position %u",
+                    segment->position);
+            err.code = "nan_logits";
+            report_failed(engine, seq, &err);
+            return;
+        }
+    if (seq->drafted) {
+        ns_sequence_judge(seq, batch->sampled + segment->head0);
+    } else {
+        seq->n_cached += segment->n_tokens;
+        if (segment->head == NS_HEAD_LAST)
+            choose(engine, seq, batch->sampled + segment->head0);
+    }
+    if (!seq->finished)
+        ns_kvcache_settle(engine->kv, seq->hold, seq->n_cached);
+}
+
+static void
+after_canvas(struct ns_engine *engine, struct ns_sequence *seq,
+             const struct ns_batch_segment *segment)
+{
+    const struct ns_batch *batch = engine->batch;
+    const struct ns_trace *trace = engine->trace;
+    int32_t *argmax = batch->argmax + segment->head0;
+    int32_t *sampled = batch->sampled + segment->head0;
+    float *entropy = batch->entropy + segment->head0;
+    struct ns_error err = { .status = NS_OK };
+    bool done;
+
+    if (trace && trace->sampled)
+        trace->sampled(trace->ctx, seq->request.id, &seq->canvas, argmax,
+                       sampled, entropy);
+    done = ns_canvas_step(&seq->canvas, &seq->denoise, argmax, sampled,
+                          entropy, &err);
+    if (err.status != NS_OK) {
+        report_failed(engine, seq, &err);
+        return;
+    }
+    seq->usage.denoise_steps++;
+    if (trace && trace->stepped)
+        trace->stepped(trace->ctx, seq->request.id, &seq->canvas, done);
+    if (done)
+        ns_sequence_canvas_done(seq);
+}
+
+/* Encoded runs first: the choice for a canvas's first token comes from them. */
+static void
+collect(struct ns_engine *engine)
+{
+    struct ns_batch *batch = engine->batch;
+
+    for (uint32_t s = 0; s < batch->n_segments; s++) {
+        const struct ns_batch_segment *segment = &batch->segment[s];
+        struct ns_sequence *seq = engine->running.item[segment->owner];
+
+        if (segment->kind != NS_SEGMENT_CANVAS)
+            after_encode(engine, seq, segment);
+    }
+    for (uint32_t s = 0; s < batch->n_segments; s++) {
+        const struct ns_batch_segment *segment = &batch->segment[s];
+        struct ns_sequence *seq = engine->running.item[segment->owner];
+
+        if (segment->kind == NS_SEGMENT_CANVAS && !seq->finished)
+            after_canvas(engine, seq, segment);
+    }
+}
+
+static bool
+failed(const struct ns_engine *engine, const struct ns_sequence *seq)
+{
+    for (uint32_t i = 0; i < engine->n_events; i++)
+        if (engine->events[i].id == seq->request.id &&
+            engine->events[i].kind == NS_EVENT_FAILED)
+            return true;
+    return false;
+}
+
+/* Reports blocks and completions; those that are over leave. */
+static void
+report_progress(struct ns_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->running.n;) {
+        struct ns_sequence *seq = engine->running.item[i];
+        uint32_t unreported = seq->n_known - seq->block_start;
+
+        if (!seq->finished) {
+            if (unreported >= (seq->request.mode == NS_MODE_DIFFUSION
+                                   ? 1 : seq->request.canvas_length))
+                report_block(engine, seq);
+            i++;
+            continue;
+        }
+        if (!failed(engine, seq))
+            report_done(engine, seq);
+        ns_kvcache_drop(engine->kv, seq->hold);
+        seq->hold = NULL;
+        list_remove(&engine->running, i);
+        list_add(&engine->over, seq);
+    }
+}
+
+static void
+plan(struct ns_engine *engine)
+{
+    uint32_t n;
+
+    do {
+        n = engine->running.n;
+        sort_by_rank(engine, &engine->running);
+        for (uint32_t i = 0; i < n; i++)
+            engine->want[i] = ns_sequence_want(engine->running.item[i]);
+        ns_planner_fill(engine->want, n, engine->options.pass_tokens,
+                        engine->batch->max_segments, engine->grant);
+    } while (!make_pages(engine) && engine->running.n < n);
+}
+
+enum ns_status
+ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
+               struct ns_error *err)
+{
+    uint64_t start = now_ns();
+    enum ns_status status;
+    uint32_t before = 0, after = 0;
+
+    memset(report, 0, sizeof(*report));
+    forget_events(engine);
+    admit_waiting(engine);
+    if (engine->running.n == 0)
+        return NS_OK;
+    plan(engine);
+    build_batch(engine, report);
+    status = ns_forward(engine->fw, engine->batch, err);
+    if (status != NS_OK)
+        return status;
+    for (uint32_t i = 0; i < engine->running.n; i++)
+        before += engine->running.item[i]->usage.new_tokens;
+    collect(engine);
+    for (uint32_t i = 0; i < engine->running.n; i++)
+        after += engine->running.item[i]->usage.new_tokens;
+    report_progress(engine);
+    report->new_tokens = after - before;
+    report->ns = now_ns() - start;
+    return NS_OK;
+}
+
+struct ns_engine_load
+ns_engine_load(const struct ns_engine *engine)
+{
+    struct ns_kv_counts counts = ns_kvcache_counts(engine->kv);
+    struct ns_engine_load load = {
+        .running = engine->running.n,
+        .waiting = engine->waiting.n,
+        .full_pages_free = counts.full_free,
+        .sliding_pages_free = counts.sliding_free,
+        .put_back = engine->n_put_back,
+    };
+
+    return load;
+}

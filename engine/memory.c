@@ -1,0 +1,133 @@
+#include "engine/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/forward.h"
+#include "engine/kvcache.h"
+
+static uint64_t
+available_bytes(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long kb = 0;
+    char line[256];
+
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return (uint64_t)kb << 10;
+}
+
+struct ns_engine_options
+ns_memory_defaults(const struct ns_model *model,
+                   const struct ns_engine_options *options)
+{
+    bool cuda = strcmp(model->backend->ops->name, "cuda") == 0;
+    struct ns_engine_options o = *options;
+
+    if (o.pass_tokens == 0)
+        o.pass_tokens = cuda ? 8192 : 512;
+    if (o.max_sequences == 0)
+        o.max_sequences = cuda ? 64 : 16;
+    if (o.memory_bytes == 0)
+        o.memory_bytes = available_bytes() / 4 * 3;
+    if (o.reserve_tokens == 0)
+        o.reserve_tokens = 2048;
+    if (o.age_step_s == 0)
+        o.age_step_s = 600;
+    return o;
+}
+
+uint32_t
+ns_memory_rows(const struct ns_model *model,
+               const struct ns_engine_options *options)
+{
+    uint32_t length = model->config.canvas_length;
+
+    return options->pass_tokens > length ? options->pass_tokens : length;
+}
+
+static uint64_t
+at_most(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+enum ns_status
+ns_memory_plan(const struct ns_model *model,
+               const struct ns_engine_options *options,
+               struct ns_memory_plan *out, struct ns_error *err)
+{
+    const struct ns_config *config = &model->config;
+    uint32_t rows = ns_memory_rows(model, options);
+    uint32_t rotated = (uint32_t)(config->partial_rotary *
+                                  (float)config->layer[config->n_layers - 1]
+                                      .head_dim / 2);
+    uint64_t context = (config->max_position + NS_PAGE - 1) / NS_PAGE;
+    uint64_t window = (config->sliding_window - 1 + rows + NS_PAGE - 1) /
+                          NS_PAGE + 1;
+    struct ns_memory_plan plan = { .weight_bytes = model->weight_bytes };
+    uint64_t fixed, kv, wanted;
+
+    ns_forward_bytes(model, rows, options->max_sequences,
+                     &plan.workspace_bytes, &plan.canvas_bytes);
+    plan.full_page_bytes = ns_kvcache_full_page_bytes(config, rotated,
+                                                      options->kv_plain);
+    plan.sliding_page_bytes = ns_kvcache_sliding_page_bytes(config);
+    fixed = plan.weight_bytes + plan.workspace_bytes + plan.canvas_bytes;
+    window = at_most(window, context);
+
+    /* Sliding layers: a window each, and a quarter more for shared prefixes;
+     * full layers: the rest, up to every sequence at its longest. */
+    wanted = options->kv_bytes;
+    if (wanted == 0) {
+        uint64_t one = context * plan.full_page_bytes +
+                       window * plan.sliding_page_bytes;
+        uint64_t gigabyte = (uint64_t)1 << 30;
+
+        wanted = one > gigabyte ? one : gigabyte;
+        if (fixed < options->memory_bytes)
+            wanted = at_most(wanted, options->memory_bytes - fixed);
+    }
+    plan.sliding_pages = (uint32_t)at_most(
+        window * options->max_sequences * 5 / 4,
+        plan.sliding_page_bytes ? wanted / 2 / plan.sliding_page_bytes
+                                : 1);
+    if (plan.sliding_page_bytes == 0)
+        plan.sliding_pages = (uint32_t)(context * options->max_sequences);
+    plan.sliding_bytes = plan.sliding_pages * plan.sliding_page_bytes;
+    kv = wanted - at_most(wanted, plan.sliding_bytes);
+    plan.full_pages = (uint32_t)at_most(
+        context * options->max_sequences,
+        plan.full_page_bytes ? kv / plan.full_page_bytes
+                             : context * options->max_sequences);
+    plan.full_bytes = plan.full_pages * plan.full_page_bytes;
+    plan.total_bytes = fixed + plan.full_bytes + plan.sliding_bytes;
+    if (plan.total_bytes > options->memory_bytes || plan.full_pages == 0 ||
+        plan.sliding_pages == 0)
+        return ns_refuse(err, "over_memory", "engine.memory",
+                         "the model needs %.2f GB (weights %.2f, work %.2f, "
+                         "prefix KV at least %.3f), %.2f GB are allowed",
+                         (double)plan.total_bytes / 1e9,
+                         (double)plan.weight_bytes / 1e9,
+                         (double)(plan.workspace_bytes + plan.canvas_bytes) /
+                             1e9,
+                         (double)(plan.full_page_bytes +
+                                  plan.sliding_page_bytes) / 1e9,
+                         (double)options->memory_bytes / 1e9);
+    *out = plan;
+    return NS_OK;
+}
+
+enum ns_status
+ns_engine_plan_memory(const struct ns_model *model,
+                      const struct ns_engine_options *options,
+                      struct ns_memory_plan *out, struct ns_error *err)
+{
+    struct ns_engine_options o = ns_memory_defaults(model, options);
+
+    return ns_memory_plan(model, &o, out, err);
+}

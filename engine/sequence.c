@@ -1,0 +1,332 @@
+#include "engine/sequence.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/rng.h"
+#include "engine/verify.h"
+
+enum {
+    /* Passes of hybrid after which its drafts must have paid. */
+    HYBRID_TRIAL_PASSES = 24,
+    REPLY_LIMIT_BYTES = 64 << 20,
+};
+
+static void
+append(struct ns_sequence *seq, int32_t id)
+{
+    seq->known[seq->n_known++] = id;
+    if (ns_reply_push(seq->reply, id)) {
+        seq->finished = true;
+        seq->finish = NS_FINISH_STOP;
+    }
+}
+
+static struct ns_denoise_options
+denoise_options(const struct ns_request *request, uint32_t vocab)
+{
+    const struct ns_sampler_options *sampler = &request->sampler;
+    struct ns_denoise_options options = {
+        .t_min = sampler->t_min,
+        .t_max = sampler->t_max,
+        .entropy_bound = sampler->entropy_bound,
+        .confidence_threshold = sampler->confidence_threshold,
+        .max_steps = sampler->max_denoising_steps,
+        .stability_threshold = sampler->stability_threshold,
+        .seed = request->seed,
+        .vocab = vocab,
+    };
+
+    /* In hybrid the temperature is the verdict's; drafts keep the schedule. */
+    if (request->mode == NS_MODE_DIFFUSION && request->has_temperature) {
+        if (request->temperature > 0) {
+            options.t_min *= request->temperature;
+            options.t_max *= request->temperature;
+        } else {
+            options.take_argmax = true;
+        }
+    }
+    return options;
+}
+
+enum ns_status
+ns_sequence_create(const struct ns_request *request,
+                   const struct ns_answer_rules *rules,
+                   struct ns_sequence **out, struct ns_error *err)
+{
+    struct ns_sequence *seq = calloc(1, sizeof(*seq));
+    struct ns_reply_options reply = {
+        .tokenizer = rules->tokenizer,
+        .in_thought = request->in_thought,
+        .stop = request->stop,
+        .n_stop = request->n_stop,
+        .limit_bytes = REPLY_LIMIT_BYTES,
+    };
+    uint32_t length = request->canvas_length;
+    enum ns_status status;
+
+    if (!seq)
+        return ns_fail(err, NS_FATAL, "out of memory for a sequence");
+    seq->request = *request;
+    seq->rules = rules;
+    seq->denoise = denoise_options(request, rules->vocab);
+    seq->rank.priority = request->priority;
+    seq->rank.deadline_ms = request->deadline_ms;
+    seq->rank.length = request->n_prompt + request->max_tokens;
+    seq->capacity = request->n_prompt + request->n_resume +
+                    request->max_tokens + 1;
+    seq->known = calloc(seq->capacity, sizeof(int32_t));
+    seq->carry = calloc(length, sizeof(int32_t));
+    seq->uniform = calloc(length, sizeof(double));
+    if (!seq->known || !seq->carry || !seq->uniform) {
+        status = ns_fail(err, NS_FATAL, "out of memory for a sequence of "
+                         "%u tokens", seq->capacity);
+        goto out;
+    }
+    status = ns_canvas_init(&seq->canvas, length, err);
+    if (status != NS_OK)
+        goto out;
+    status = ns_reply_create(&reply, &seq->reply, err);
+    if (status != NS_OK)
+        goto out;
+    memcpy(seq->known, request->prompt, request->n_prompt * sizeof(int32_t));
+    seq->n_known = request->n_prompt;
+    for (uint32_t i = 0; i < request->n_resume; i++)
+        append(seq, request->resume[i]);
+    seq->block_start = seq->n_known;
+    seq->next_block = request->resume_blocks;
+    seq->usage.prompt_tokens = request->n_prompt;
+    seq->usage.blocks = request->resume_blocks;
+    *out = seq;
+    seq = NULL;
+out:
+    ns_sequence_destroy(seq);
+    return status;
+}
+
+void
+ns_sequence_destroy(struct ns_sequence *seq)
+{
+    if (!seq)
+        return;
+    ns_canvas_fini(&seq->canvas);
+    ns_reply_destroy(seq->reply);
+    free(seq->known);
+    free(seq->carry);
+    free(seq->uniform);
+    free(seq);
+}
+
+uint32_t
+ns_sequence_n_answer(const struct ns_sequence *seq)
+{
+    return seq->n_known - seq->request.n_prompt;
+}
+
+const int32_t *
+ns_sequence_answer(const struct ns_sequence *seq)
+{
+    return seq->known + seq->request.n_prompt;
+}
+
+bool
+ns_sequence_is_ar(const struct ns_sequence *seq)
+{
+    return seq->request.mode == NS_MODE_AR || seq->as_ar;
+}
+
+static uint32_t
+canvas_length(const struct ns_sequence *seq)
+{
+    uint32_t room = seq->rules->max_position - seq->n_known;
+
+    return seq->request.canvas_length < room ? seq->request.canvas_length
+                                             : room;
+}
+
+struct ns_want
+ns_sequence_want(struct ns_sequence *seq)
+{
+    struct ns_want want = { .n_encode = seq->n_known - seq->n_cached };
+
+    if (seq->drafted) {
+        want.n_encode = seq->canvas.length;
+        return want;
+    }
+    want.prefill = seq->n_cached < seq->request.n_prompt ||
+                   want.n_encode > seq->request.canvas_length;
+    if (ns_sequence_is_ar(seq))
+        return want;
+    if (!seq->canvas_open) {
+        bool hybrid = seq->request.mode == NS_MODE_HYBRID;
+        /* hybrid's canvases start anywhere: keyed by where. */
+        uint32_t block = hybrid ? ns_sequence_n_answer(seq)
+                                : seq->next_block;
+
+        ns_canvas_start(&seq->canvas, &seq->denoise, canvas_length(seq),
+                        block, seq->carry, seq->n_carry);
+        seq->canvas_open = true;
+    }
+    want.n_canvas = seq->canvas.length;
+    return want;
+}
+
+static bool
+is_end(const struct ns_answer_rules *rules, int32_t id)
+{
+    for (uint32_t i = 0; i < rules->n_eos; i++)
+        if (rules->eos_id[i] == id)
+            return true;
+    return false;
+}
+
+static void
+finish(struct ns_sequence *seq, enum ns_finish how)
+{
+    seq->finished = true;
+    seq->finish = how;
+}
+
+static bool
+at_limit(const struct ns_sequence *seq)
+{
+    return ns_sequence_n_answer(seq) >= seq->request.max_tokens ||
+           seq->n_known >= seq->rules->max_position;
+}
+
+static void
+close_thought(struct ns_sequence *seq)
+{
+    const struct ns_answer_rules *rules = seq->rules;
+
+    for (uint32_t i = 0; i < rules->n_thought_end && !at_limit(seq); i++)
+        append(seq, rules->thought_end[i]);
+}
+
+bool
+ns_sequence_take(struct ns_sequence *seq, int32_t id)
+{
+    uint32_t budget = seq->request.thinking_budget;
+
+    if (id != seq->rules->pad_id)
+        seq->n_counted++;
+    seq->usage.new_tokens++;
+    if (is_end(seq->rules, id)) {
+        seq->ended = true;
+        finish(seq, id == seq->rules->tool_response_id ? NS_FINISH_TOOL_CALLS
+                                                       : NS_FINISH_STOP);
+        return false;
+    }
+    append(seq, id);
+    if (seq->finished) /* a stop string */
+        return false;
+    if (budget > 0 && !at_limit(seq) && ns_reply_in_thought(seq->reply) &&
+        ns_reply_thought_tokens(seq->reply) >= budget) {
+        close_thought(seq);
+        if (!seq->finished && at_limit(seq))
+            finish(seq, NS_FINISH_LENGTH);
+        return false;
+    }
+    if (at_limit(seq)) {
+        finish(seq, NS_FINISH_LENGTH);
+        return false;
+    }
+    return true;
+}
+
+double
+ns_sequence_ar_uniform(const struct ns_sequence *seq, uint32_t at)
+{
+    const struct ns_request *request = &seq->request;
+
+    if (!request->has_temperature || request->temperature <= 0)
+        return -1.0;
+    return ns_draw_uniform(ns_draw(request->seed, 0, 0, NS_DRAW_AR, at));
+}
+
+static void
+carry_rest(struct ns_sequence *seq, uint32_t from)
+{
+    seq->n_carry = 0;
+    for (uint32_t i = from; i < seq->canvas.length; i++)
+        seq->carry[seq->n_carry++] = seq->canvas.argmax[i];
+}
+
+/* A verdict is in. A hybrid whose drafts gain less than a token a pass goes on
+ * as ar; its answer is the same either way. */
+static void
+weigh_drafts(struct ns_sequence *seq)
+{
+    if (seq->usage.passes >= HYBRID_TRIAL_PASSES &&
+        seq->usage.new_tokens < seq->usage.passes)
+        seq->as_ar = true;
+}
+
+void
+ns_sequence_canvas_done(struct ns_sequence *seq)
+{
+    const struct ns_canvas *canvas = &seq->canvas;
+
+    seq->canvas_open = false;
+    if (seq->request.mode == NS_MODE_DIFFUSION) {
+        for (uint32_t i = 0; i < canvas->length; i++)
+            if (!ns_sequence_take(seq, canvas->argmax[i]))
+                break;
+        return;
+    }
+    if (canvas->argmax[0] == seq->choice) {
+        seq->drafted = true;
+        return;
+    }
+    /* The first token already differs: no pass is needed to know. */
+    seq->usage.drafted += canvas->length;
+    seq->has_choice = false;
+    if (ns_sequence_take(seq, seq->choice))
+        carry_rest(seq, 1);
+    else
+        seq->n_carry = 0;
+    weigh_drafts(seq);
+}
+
+void
+ns_sequence_judge(struct ns_sequence *seq, const int32_t *row_choice)
+{
+    const struct ns_canvas *canvas = &seq->canvas;
+    struct ns_verdict verdict = ns_verify(canvas->argmax, canvas->length,
+                                          seq->choice, row_choice);
+    bool more = true;
+
+    seq->drafted = seq->has_choice = false;
+    seq->n_carry = 0;
+    seq->usage.drafted += canvas->length;
+    for (uint32_t i = 0; i < verdict.n_kept && more; i++) {
+        seq->usage.kept++;
+        seq->n_cached++; /* the commit pass wrote its row */
+        more = ns_sequence_take(seq, canvas->argmax[i]);
+    }
+    if (more && ns_sequence_take(seq, verdict.next))
+        carry_rest(seq, verdict.n_kept + 1);
+    weigh_drafts(seq);
+}
+
+void
+ns_sequence_choose(struct ns_sequence *seq, int32_t choice)
+{
+    if (ns_sequence_is_ar(seq)) {
+        ns_sequence_take(seq, choice);
+    } else {
+        seq->choice = choice;
+        seq->has_choice = true;
+    }
+}
+
+void
+ns_sequence_put_back(struct ns_sequence *seq)
+{
+    /* Only diffusion loses work: a canvas that is not done starts anew from
+     * the same noise. What ar and hybrid have taken stays taken. */
+    seq->running = false;
+    seq->n_cached = 0;
+    seq->canvas_open = seq->drafted = seq->has_choice = false;
+    seq->n_carry = 0;
+}
