@@ -120,7 +120,8 @@ make_lists(struct ns_engine *engine, struct ns_error *err)
     uint32_t n = engine->options.max_sequences;
 
     engine->running.capacity = n;
-    engine->waiting.capacity = n * WAITING_PER_RUNNING;
+    /* Those that are put back wait too. */
+    engine->waiting.capacity = n * (WAITING_PER_RUNNING + 1);
     engine->over.capacity = n * (WAITING_PER_RUNNING + 1);
     engine->event_capacity = n * (WAITING_PER_RUNNING + 2);
     engine->running.item = calloc(n, sizeof(struct ns_sequence *));
@@ -490,7 +491,8 @@ ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
     if (status != NS_OK)
         return status;
     forget_events(engine);
-    if (engine->waiting.n == engine->waiting.capacity)
+    if (engine->waiting.n >=
+        engine->options.max_sequences * WAITING_PER_RUNNING)
         return ns_fail(err, NS_RETRY, "%u requests wait already",
                        engine->waiting.n);
     if (copy.canvas_length == 0)
@@ -598,7 +600,8 @@ report_failed(struct ns_engine *engine, struct ns_sequence *seq,
 
 /* ---- a pass ------------------------------------------------------------ */
 
-static uint32_t age_step_ms(const struct ns_engine *engine)
+static uint32_t
+age_step_ms(const struct ns_engine *engine)
 {
     return engine->options.age_step_s * 1000;
 }

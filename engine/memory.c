@@ -63,9 +63,10 @@ ns_memory_plan(const struct ns_model *model,
 {
     const struct ns_config *config = &model->config;
     uint32_t rows = ns_memory_rows(model, options);
-    uint32_t rotated = (uint32_t)(config->partial_rotary *
-                                  (float)config->layer[config->n_layers - 1]
-                                      .head_dim / 2);
+    /* The last layer is always a full one. */
+    uint32_t full_dim = config->layer[config->n_layers - 1].head_dim;
+    uint32_t rotated = (uint32_t)((double)config->partial_rotary *
+                                  (double)full_dim / 2);
     uint64_t context = (config->max_position + NS_PAGE - 1) / NS_PAGE;
     uint64_t window = (config->sliding_window - 1 + rows + NS_PAGE - 1) /
                           NS_PAGE + 1;
