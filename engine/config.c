@@ -632,16 +632,14 @@ read_top(const struct section *top, struct ns_config *config)
         const char *name =
             json_string_value(json_array_get(architectures, 0));
 
-        if (!name || strcmp(name, "DiffusionGemmaForBlockDiffusion") != 0) {
-            struct section first = *top;
-            char shown[64];
+        char shown[64];
 
-            return ns_refuse(first.err, "bad_model", "architectures",
+        if (!name || strcmp(name, "DiffusionGemmaForBlockDiffusion") != 0)
+            return ns_refuse(top->err, "bad_model", "architectures",
                              "%s: architectures[0] is %s, supported: "
-                             "DiffusionGemmaForBlockDiffusion", first.file,
+                             "DiffusionGemmaForBlockDiffusion", top->file,
                              ns_json_show(json_array_get(architectures, 0),
                                           shown, sizeof(shown)));
-        }
     }
     if (given(top, "quantization_config"))
         return refuse(top, "quantization_config",

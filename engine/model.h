@@ -5,6 +5,14 @@
  * tensor's shape and type against the configuration, and packs the weights on
  * a backend. Const once open, but for the device memory it owns.
  *
+ * The encoder shares all weights with the decoder but its layer scalars, and
+ * the head is the embedding. Where a file stores such a tensor twice
+ * (lm_head.weight, model.encoder.language_model.*), the copies are compared
+ * byte by byte at open, and a file in which they differ is refused.
+ *
+ * The files are mapped while they are packed and let go of tensor by tensor:
+ * what stays resident is the packed copy alone.
+ *
  * Thread: open and close on one thread; reading from any.
  */
 #ifndef NS_ENGINE_MODEL_H
@@ -84,6 +92,18 @@ struct ns_weights {
     uint32_t n_rotated_full; /* pairs that turn on full layers */
     float embedding_scale;   /* sqrt(H) rounded to the weight type */
     struct ns_layer_weights *layer; /* [n_layers] */
+    float *vectors; /* device: all the float pointers above point into it */
+};
+
+enum ns_part { /* of the text model, for sums */
+    NS_PART_EMBEDDING,
+    NS_PART_ATTENTION,
+    NS_PART_MLP,
+    NS_PART_ROUTER,
+    NS_PART_EXPERTS,
+    NS_PART_SELF_CONDITIONING,
+    NS_PART_VECTORS, /* norms, scales, scalars, frequencies */
+    NS_N_PARTS,
 };
 
 struct ns_model {
@@ -91,12 +111,18 @@ struct ns_model {
     struct ns_generation generation;
     struct ns_weights weights;
     enum ns_dtype dtype;  /* of the checkpoint's matrices */
-    uint64_t n_parameters;
+    uint64_t n_parameters; /* of the text model */
+    uint64_t n_active;     /* of them, what one token goes through */
+    uint64_t n_vision_parameters; /* known, not packed yet */
     uint64_t weight_bytes; /* packed, on the backend */
+    uint64_t part_parameters[NS_N_PARTS], part_bytes[NS_N_PARTS]; /* packed */
+    uint64_t file_bytes;   /* all shards */
+    uint32_t n_shards;
     char revision[65];    /* model_rev: hex SHA-256 of config, generation
                            * config, index, shard headers and sizes, tokenizer */
     char **unused; /* names of stored tensors that nothing uses; owned */
     size_t n_unused;
+    uint32_t n_copies; /* stored copies of shared tensors: see above */
     struct ns_backend *backend; /* borrowed */
 };
 
@@ -118,5 +144,8 @@ enum ns_status ns_model_describe(const char *directory, struct ns_backend *be,
 enum ns_status ns_model_open(const char *directory, struct ns_backend *be,
                              struct ns_model **out, struct ns_error *err);
 void ns_model_close(struct ns_model *model); /* takes NULL; before the backend */
+
+/* For people: what it is, shapes, parameters, bytes by part, what is unused. */
+void ns_model_print(const struct ns_model *model, FILE *file);
 
 #endif
