@@ -131,7 +131,7 @@ product(float *c, size_t ldc, struct operand a, uint32_t row0, uint32_t n_rows,
 }
 
 /* c = gelu(rows . gate) * (rows . up) for one pair of panels. */
-static void
+static inline void
 gated_product(float *c, size_t ldc, struct operand a, uint32_t n_rows,
               const void *gate, const void *up, enum ns_dtype weights,
               uint32_t k, uint32_t n_cols)

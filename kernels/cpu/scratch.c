@@ -114,17 +114,21 @@ head_scratch_carve(struct head_scratch *s, unsigned char *base,
     s->bytes = used;
 }
 
-size_t
-head_thread_bytes(uint32_t vocab, uint32_t hidden)
+void
+head_thread_carve(struct head_thread *s, unsigned char *base, uint32_t vocab,
+                  uint32_t hidden)
 {
+    size_t whole = ((size_t)vocab + HEAD_TILE - 1) / HEAD_TILE * HEAD_TILE;
     size_t used = 0;
 
-    (void)vocab;
-    carve(NULL, &used, HEAD_ROWS, operand_ld(hidden) * sizeof(float));
-    carve(NULL, &used, HEAD_ROWS, HEAD_TILE * sizeof(float));
-    carve(NULL, &used, HEAD_TILE, PANEL * sizeof(float));
-    carve(NULL, &used, HEAD_ROWS, HEAD_TILE * sizeof(float));
-    return used;
+    s->operand = carve(base, &used, HEAD_ROWS,
+                       operand_ld(hidden) * sizeof(float));
+    s->l = carve(base, &used, HEAD_ROWS, HEAD_TILE * sizeof(float));
+    s->panel = carve(base, &used, HEAD_TILE, PANEL * sizeof(float));
+    s->rounded = carve(base, &used, HEAD_ROWS, HEAD_TILE * sizeof(float));
+    s->row = carve(base, &used, whole, sizeof(float));
+    s->row_e = carve(base, &used, whole, sizeof(float));
+    s->bytes = used;
 }
 
 /* K of a tile as two panels of 32 keys, the scores, V where it must be padded
@@ -166,13 +170,14 @@ cpu_scratch_bytes(const struct ns_backend_sizes *sizes)
 size_t
 cpu_thread_scratch_bytes(const struct ns_backend_sizes *sizes)
 {
+    struct head_thread head;
     size_t experts = 0;
 
+    head_thread_carve(&head, NULL, sizes->vocab, sizes->hidden);
     carve(NULL, &experts, EXPERT_ROWS,
           operand_ld(sizes->hidden) * sizeof(float));
     carve(NULL, &experts, EXPERT_ROWS,
           2 * operand_ld(sizes->expert_dim) * sizeof(float));
     return larger(larger(OPERAND_BYTES, experts),
-                  larger(attention_thread_bytes(sizes),
-                         head_thread_bytes(sizes->vocab, sizes->hidden)));
+                  larger(attention_thread_bytes(sizes), head.bytes));
 }

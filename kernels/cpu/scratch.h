@@ -87,12 +87,24 @@ struct head_scratch {
     uint32_t n_rows, n_tiles, part_tiles, n_parts;
     struct head_part *parts; /* [rows][parts] */
     struct head_tile *tiles; /* [rows][tiles] */
-    float *soft;             /* [rows][parts][hidden] sums of e^(l - .) E */
+    float *soft;             /* [parts][rows][hidden] sums of e^(l - .) E */
     size_t bytes;
 };
 
 void head_scratch_carve(struct head_scratch *scratch, unsigned char *base,
                         uint32_t n_rows, uint32_t vocab, uint32_t hidden);
-size_t head_thread_bytes(uint32_t vocab, uint32_t hidden);
+
+/* What a thread keeps in head(). */
+struct head_thread {
+    void *operand; /* [HEAD_ROWS][hidden] */
+    float *l;      /* [HEAD_ROWS][HEAD_TILE] logits, then e^(l - highest) */
+    float *panel;  /* [HEAD_TILE][32] of the table */
+    void *rounded; /* [HEAD_ROWS][HEAD_TILE] */
+    float *row, *row_e; /* [vocab] each, for a nucleus */
+    size_t bytes;
+};
+
+void head_thread_carve(struct head_thread *scratch, unsigned char *base,
+                       uint32_t vocab, uint32_t hidden);
 
 #endif

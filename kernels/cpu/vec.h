@@ -292,6 +292,20 @@ vi_high_bf16(vi pair)
     return vi_as_float(vi_and(pair, vi_set((int32_t)0xffff0000)));
 }
 
+/* Sixteen bf16 numbers one after the other. */
+VEC_INLINE vf
+vf_widen(const uint16_t *p)
+{
+#ifdef __AVX512F__
+    vi wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+#else
+    const __m128i *q = (const __m128i *)p;
+    vi wide = VEC_PAIR(vi, _mm256_cvtepu16_epi32(_mm_loadu_si128(q)),
+                       _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)));
+#endif
+    return vi_low_bf16(wide);
+}
+
 /* Rounds to the nearest bf16, ties to even, and leaves it as a float. NaN
  * stays NaN: its mantissa is kept from overflowing by the quiet bit. */
 VEC_INLINE vf
