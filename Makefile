@@ -56,6 +56,10 @@ endef
 $(foreach l,$(LAYERS),$(eval $(call layer,$l)))
 $(foreach l,$(LAYERS),$(eval $B/lib$l.a: $(patsubst %.c,$B/%.o,$(call src,$l))))
 
+$B/tests/tools/%: $B/tests/tools/%.o $B/tests/tiny.o $B/libbase.a
+	$(call say,LD,$@)
+	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)
+
 $B/%.o: %.c $B/flags
 	$(call say,CC,$<)
 	$Qmkdir -p $(@D)

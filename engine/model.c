@@ -310,11 +310,8 @@ norm(struct binder *b, const char *suffix, uint32_t n, float **out)
     vector(b, suffix, true, n, 1.0, out);
 }
 
-/* The matrix for the backend, its data aligned to its elements. Where the file
- * does not align it, `bounce` gets a copy that the caller frees. */
 static struct ns_matrix
-as_matrix(struct binder *b, const struct ns_stored_tensor *tensor,
-          void **bounce)
+as_matrix(const struct ns_stored_tensor *tensor)
 {
     struct ns_matrix matrix = { .data = tensor->data, .count = 1 };
     uint32_t n_at = tensor->rank == 3;
@@ -324,16 +321,6 @@ as_matrix(struct binder *b, const struct ns_stored_tensor *tensor,
         matrix.count = (uint32_t)tensor->dim[0];
     matrix.n = (uint32_t)tensor->dim[n_at];
     matrix.k = (uint32_t)tensor->dim[n_at + 1];
-    if (b->packing &&
-        (uintptr_t)tensor->data % ns_dtype_bytes(matrix.dtype) != 0) {
-        *bounce = malloc(tensor->bytes);
-        if (*bounce)
-            memcpy(*bounce, tensor->data, tensor->bytes);
-        else
-            fail(b, NS_FATAL, "out of memory aligning tensor %s",
-                 tensor->name);
-        matrix.data = *bounce;
-    }
     return matrix;
 }
 
@@ -344,9 +331,7 @@ weight(struct binder *b, enum ns_packing packing,
        const struct ns_stored_tensor *const tensors[MAX_SOURCES],
        uint32_t n_tensors, struct ns_weight *out)
 {
-    void *bounce[MAX_SOURCES] = { NULL };
     struct ns_matrix sources[MAX_SOURCES];
-    size_t bytes;
 
     if (b->status != NS_OK)
         return; /* then some tensors are NULL */
@@ -357,30 +342,24 @@ weight(struct binder *b, enum ns_packing packing,
                  "together has one type", tensors[i]->name,
                  ns_stored_name(tensors[i]->dtype), tensors[0]->name,
                  ns_stored_name(tensors[0]->dtype));
-            goto out;
+            return;
         }
         count(b, tensors[i], b->part);
-        if (b->packing)
-            ns_safetensors_want(b->st, tensors[i]);
-        sources[i] = as_matrix(b, tensors[i], &bounce[i]);
+        sources[i] = as_matrix(tensors[i]);
     }
+    if (!b->packing) {
+        b->model->part_bytes[b->part] +=
+            b->be->ops->packed_bytes(b->be, packing, sources, n_tensors);
+        return;
+    }
+    for (uint32_t i = 0; i < n_tensors; i++)
+        ns_safetensors_want(b->st, tensors[i]);
+    b->status = b->be->ops->pack(b->be, packing, sources, n_tensors, out,
+                                 b->err);
     if (b->status != NS_OK)
-        goto out;
-    if (b->packing) {
-        b->status = b->be->ops->pack(b->be, packing, sources, n_tensors, out,
-                                     b->err);
-        if (b->status != NS_OK)
-            ns_context(b->err, "packing %s", tensors[0]->name);
-    } else {
-        bytes = b->be->ops->packed_bytes(b->be, packing, sources, n_tensors);
-        b->model->part_bytes[b->part] += bytes;
-    }
-out:
-    for (uint32_t i = 0; i < n_tensors; i++) {
-        if (b->packing)
-            ns_safetensors_drop(b->st, tensors[i]);
-        free(bounce[i]);
-    }
+        ns_context(b->err, "packing %s", tensors[0]->name);
+    for (uint32_t i = 0; i < n_tensors; i++)
+        ns_safetensors_drop(b->st, tensors[i]);
 }
 
 static void
@@ -800,6 +779,21 @@ hash_part(EVP_MD_CTX *hash, const char *label, const void *bytes,
            (length == 0 || EVP_DigestUpdate(hash, bytes, length) == 1);
 }
 
+/* Two trainings of one configuration have the same headers and sizes. Their
+ * norms and scales tell them apart, and are a thousandth of the file. */
+static bool
+hash_vectors(EVP_MD_CTX *hash, const struct ns_safetensors *st)
+{
+    size_t n;
+    const struct ns_stored_tensor *all = ns_safetensors_all(st, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (all[i].rank <= 1 && !hash_part(hash, all[i].name, all[i].data,
+                                           all[i].bytes, false))
+            return false;
+    return true;
+}
+
 static bool
 hash_all(EVP_MD_CTX *hash, const struct texts *texts,
          const struct ns_safetensors *st)
@@ -827,7 +821,7 @@ hash_all(EVP_MD_CTX *hash, const struct texts *texts,
             !hash_part(hash, "size", size, strlen(size), false))
             return false;
     }
-    return true;
+    return hash_vectors(hash, st);
 }
 
 static enum ns_status

@@ -118,8 +118,10 @@ struct ns_model {
     uint64_t part_parameters[NS_N_PARTS], part_bytes[NS_N_PARTS]; /* packed */
     uint64_t file_bytes;   /* all shards */
     uint32_t n_shards;
-    char revision[65];    /* model_rev: hex SHA-256 of config, generation
-                           * config, index, shard headers and sizes, tokenizer */
+    /* model_rev: hex SHA-256 of config, generation config, tokenizer, index,
+     * shard headers and sizes, and all stored vectors (norms, scales): the
+     * last tell two trainings of one configuration apart. */
+    char revision[65];
     char **unused; /* names of stored tensors that nothing uses; owned */
     size_t n_unused;
     uint32_t n_copies; /* stored copies of shared tensors: see above */

@@ -49,7 +49,7 @@ struct ns_rows {
 /* A matrix [n, k] (out, in) as a checkpoint stores it, row-major, or `count`
  * such matrices one behind the other. */
 struct ns_matrix {
-    const void *data; /* borrowed from the mapped file */
+    const void *data; /* borrowed from the mapped file, any alignment */
     enum ns_dtype dtype;
     uint32_t n, k, count;
 };
