@@ -8,4 +8,5 @@ cpu_ops_avx2(struct ns_backend_ops *ops)
     ops->gated = gated_avx2;
     ops->experts = experts_avx2;
     ops->head = head_avx2;
+    ops->attention = attention_avx2;
 }

@@ -8,4 +8,5 @@ cpu_ops_avx512(struct ns_backend_ops *ops)
     ops->gated = gated_avx512;
     ops->experts = experts_avx512;
     ops->head = head_avx512;
+    ops->attention = attention_avx512;
 }

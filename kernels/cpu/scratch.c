@@ -131,20 +131,19 @@ head_thread_carve(struct head_thread *s, unsigned char *base, uint32_t vocab,
     s->bytes = used;
 }
 
-/* K of a tile as two panels of 32 keys, the scores, V where it must be padded
- * to whole panels, and the running maximum and sum of each row and head. */
-static size_t
-attention_thread_bytes(const struct ns_backend_sizes *sizes)
+void
+attention_thread_carve(struct attention_thread *s, unsigned char *base,
+                       uint32_t head_dim, uint32_t n_heads)
 {
-    size_t rows = ATTENTION_ROWS > sizes->n_heads ? ATTENTION_ROWS
-                                                  : sizes->n_heads;
+    size_t rows = ATTENTION_ROWS > n_heads ? ATTENTION_ROWS : n_heads;
     size_t used = 0;
 
-    carve(NULL, &used, NS_PAGE, operand_ld(sizes->head_dim) * sizeof(float));
-    carve(NULL, &used, NS_PAGE, operand_ld(sizes->head_dim) * sizeof(float));
-    carve(NULL, &used, rows, NS_PAGE * sizeof(float));
-    carve(NULL, &used, rows, 2 * sizeof(float));
-    return used;
+    s->k = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
+    s->v = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
+    s->score = carve(base, &used, rows, NS_PAGE * sizeof(float));
+    s->most = carve(base, &used, rows, sizeof(float));
+    s->total = carve(base, &used, rows, sizeof(float));
+    s->bytes = used;
 }
 
 static size_t
@@ -170,14 +169,16 @@ cpu_scratch_bytes(const struct ns_backend_sizes *sizes)
 size_t
 cpu_thread_scratch_bytes(const struct ns_backend_sizes *sizes)
 {
+    struct attention_thread attention;
     struct head_thread head;
     size_t experts = 0;
 
     head_thread_carve(&head, NULL, sizes->vocab, sizes->hidden);
+    attention_thread_carve(&attention, NULL, sizes->head_dim, sizes->n_heads);
     carve(NULL, &experts, EXPERT_ROWS,
           operand_ld(sizes->hidden) * sizeof(float));
     carve(NULL, &experts, EXPERT_ROWS,
           2 * operand_ld(sizes->expert_dim) * sizeof(float));
     return larger(larger(OPERAND_BYTES, experts),
-                  larger(attention_thread_bytes(sizes), head.bytes));
+                  larger(attention.bytes, head.bytes));
 }

@@ -104,6 +104,24 @@ struct head_thread {
     size_t bytes;
 };
 
+/* What a row sees of a key tile: keys first..end - 1. */
+struct span {
+    uint32_t first, end;
+};
+
+/* What a thread keeps in attention(). */
+struct attention_thread {
+    float *k;     /* [2][d][32]: a tile of K, keys side by side */
+    float *v;     /* [NS_PAGE][d], padded; only where d has no whole panels */
+    float *score; /* [rows][NS_PAGE] of one strip, then weights */
+    float *most, *total; /* [rows] of every (row, head); total 0: fresh */
+    size_t bytes;
+};
+
+void attention_thread_carve(struct attention_thread *scratch,
+                            unsigned char *base, uint32_t head_dim,
+                            uint32_t n_heads);
+
 void head_thread_carve(struct head_thread *scratch, unsigned char *base,
                        uint32_t vocab, uint32_t hidden);
 

@@ -242,6 +242,70 @@ vf_store_some(float *p, vf a, uint32_t n)
 #endif
 }
 
+/* Lanes first..end - 1 stay, the others become -inf. */
+VEC_INLINE vf
+vf_between(vf x, int32_t first, int32_t end)
+{
+    vi lane = vi_load((const int32_t[]){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                         12, 13, 14, 15 });
+    vm inside = vm_and(vi_gt(vi_set(end), lane), vi_gt(lane, vi_set(first - 1)));
+
+    return vf_pick(inside, vf_set(-__builtin_inff()), x);
+}
+
+/* Sixteen rows of sixteen change places with sixteen columns. */
+VEC_INLINE void
+vf_transpose(vf r[LANES])
+{
+#ifdef __AVX512F__
+    __m512 t[LANES];
+
+#define LOW(a, b) _mm512_unpacklo_ps(a, b)
+#define HIGH(a, b) _mm512_unpackhi_ps(a, b)
+#define LOW2(a, b)                                                            \
+    _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a),                  \
+                                        _mm512_castps_pd(b)))
+#define HIGH2(a, b)                                                           \
+    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a),                  \
+                                        _mm512_castps_pd(b)))
+    /* 4 by 4 within each 128-bit quarter, then the quarters. */
+    for (int i = 0; i < LANES; i += 4) {
+        vf a = LOW(r[i], r[i + 1]), b = HIGH(r[i], r[i + 1]);
+        vf c = LOW(r[i + 2], r[i + 3]), d = HIGH(r[i + 2], r[i + 3]);
+
+        t[i] = LOW2(a, c);
+        t[i + 1] = HIGH2(a, c);
+        t[i + 2] = LOW2(b, d);
+        t[i + 3] = HIGH2(b, d);
+    }
+    for (int i = 0; i < 4; i++) {
+        vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
+        vf b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+        vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
+        vf d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+
+        r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+#undef LOW
+#undef HIGH
+#undef LOW2
+#undef HIGH2
+#else
+    float from[LANES][LANES], to[LANES][LANES];
+
+    for (int i = 0; i < LANES; i++)
+        vf_store(from[i], r[i]);
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++)
+            to[j][i] = from[i][j];
+    for (int i = 0; i < LANES; i++)
+        r[i] = vf_load(to[i]);
+#endif
+}
+
 /* How many lanes are left of n from i on. */
 VEC_INLINE uint32_t
 lanes_left(uint32_t n, uint32_t i)

@@ -1,0 +1,373 @@
+/* attention_body.h - attention over pages and own rows, a key tile at a time.
+ *
+ * Contract: attention_ref.c, to the tolerance in test_attention.c.
+ * Plan:     a task is (segment, kv head, block of rows) with all query heads of
+ *           that kv head: up to ATTENTION_ROWS (row, head) pairs share each
+ *           tile. K is turned so that keys are lanes (scores are chains over
+ *           d), V is read where it lies (sums are chains over keys). The
+ *           softmax is online: a tile that raises a row's maximum scales what
+ *           the row has, which is kept in `out` itself.
+ * Bits:     tiles are NS_PAGE positions aligned to absolute positions, then
+ *           NS_PAGE own rows counted from the canvas's start. What a row may
+ *           not see has weight exactly 0 and moves neither maximum nor sums,
+ *           so a row's bits do not depend on which rows share its block.
+ */
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/kv.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/vec.h"
+
+#include <math.h>
+
+struct attention_job {
+    const struct cpu *cpu;
+    const struct ns_pass *pass;
+    const struct ns_attention *args;
+    uint32_t n_group;    /* query heads of a kv head */
+    uint32_t block_rows;
+    const uint32_t *first_task; /* [n_segments + 1] */
+};
+
+/* Rows of one block: `n_strips` runs of `n_rows` queries, `stride` apart. Many
+ * rows: a strip a head. One row: its heads are the rows of one strip. */
+struct block {
+    const struct ns_segment *segment;
+    uint32_t kv_head, row0, n_rows; /* rows of the pass */
+    uint32_t n_strips, strip_rows;
+    size_t q_strip, q_stride;     /* floats between strips, between rows */
+    size_t out_strip, out_stride;
+    const float *q;
+    float *out;
+    struct attention_thread s;
+};
+
+/* K of one tile: position i at k + i * k_stride; V likewise. */
+struct key_tile {
+    const float *k, *v;
+    size_t k_stride, v_stride;
+    bool compact;
+    uint32_t first, end; /* the tile's keys that any row of the block sees */
+};
+
+VEC_INLINE void
+transpose_16(const float *from, size_t stride, uint32_t n, float *to)
+{
+    /* from: 16 keys, n <= 16 dims; to: [n][PANEL], 16 keys of it */
+    vf r[LANES];
+
+    for (uint32_t i = 0; i < LANES; i++)
+        r[i] = vf_load_some(from + i * stride, n);
+    vf_transpose(r);
+    for (uint32_t i = 0; i < n; i++)
+        vf_store(to + i * PANEL, r[i]);
+}
+
+/* K [NS_PAGE][d] into two panels [d][32 keys]. Keys outside first..end - 1 are
+ * left as zeros: their memory may hold anything. */
+static void
+turn_keys(const struct attention_job *job, const struct key_tile *tile,
+          float *panels)
+{
+    const struct ns_kv_layer *kv = &job->args->kv;
+    uint32_t d = kv->head_dim, r = kv->n_rotated;
+    float key[LANES][LANES];
+
+    for (uint32_t i = 0; i < NS_PAGE; i += LANES) {
+        float *to = panels + i / PANEL * (size_t)d * PANEL + i % PANEL;
+        bool whole = tile->first <= i && tile->end >= i + LANES;
+
+        for (uint32_t j = 0; j < d; j += LANES, to += LANES * PANEL) {
+            uint32_t n = lanes_left(d, j);
+
+            if (whole && !tile->compact) {
+                transpose_16(tile->k + i * tile->k_stride + j, tile->k_stride,
+                             n, to);
+                continue;
+            }
+            memset(key, 0, sizeof(key));
+            for (uint32_t l = 0; l < LANES; l++) {
+                uint32_t at = i + l;
+                const float *k = tile->k + at * tile->k_stride;
+                const float *v = tile->v + at * tile->v_stride;
+
+                if (at < tile->first || at >= tile->end)
+                    continue;
+                if (!tile->compact) {
+                    memcpy(key[l], k + j, n * sizeof(float));
+                    continue;
+                }
+                for (uint32_t x = 0; x < n; x++) {
+                    uint32_t dim = j + x;
+
+                    if (dim < r)
+                        key[l][x] = k[dim];
+                    else if (dim >= d / 2 && dim < d / 2 + r)
+                        key[l][x] = k[r + dim - d / 2];
+                    else
+                        key[l][x] = v[dim] * job->args->k_norm[dim];
+                }
+            }
+            transpose_16(key[0], LANES, n, to);
+        }
+    }
+}
+
+/* One row of scores to weights. first..end - 1 is what the row sees. */
+static void
+softmax_row(float *s, uint32_t first, uint32_t end, float *most, float *total,
+            float *out, uint32_t d, bool fresh)
+{
+    vf score[NS_PAGE / LANES], high = vf_set(-INFINITY), sum;
+    float highest;
+
+    if (first >= end) {
+        memset(s, 0, NS_PAGE * sizeof(*s));
+        if (fresh)
+            memset(out, 0, d * sizeof(*out));
+        return;
+    }
+    for (uint32_t i = 0; i < NS_PAGE / LANES; i++) {
+        score[i] = vf_load(s + i * LANES);
+        if (first > i * LANES || end < (i + 1) * LANES)
+            score[i] = vf_between(score[i], (int32_t)first - (int32_t)(i * LANES),
+                                  (int32_t)end - (int32_t)(i * LANES));
+        high = vf_max(score[i], high);
+    }
+    highest = vf_highest(high);
+    if (fresh) {
+        memset(out, 0, d * sizeof(*out));
+        *most = highest;
+    } else if (highest > *most) {
+        float lanes[LANES];
+        vf factor = vf_exp(vf_set(*most - highest));
+
+        vf_store(lanes, factor);
+        *total *= lanes[0];
+        for (uint32_t i = 0; i < d; i += LANES) {
+            uint32_t n = lanes_left(d, i);
+
+            vf_store_some(out + i, vf_mul(vf_load_some(out + i, n), factor),
+                          n);
+        }
+        *most = highest;
+    }
+    sum = vf_set(0.0f);
+    for (uint32_t i = 0; i < NS_PAGE / LANES; i++) {
+        score[i] = vf_exp(vf_sub(score[i], vf_set(*most)));
+        vf_store(s + i * LANES, score[i]);
+        sum = vf_add(sum, score[i]);
+    }
+    *total += vf_sum(sum);
+}
+
+static void
+attend_tile(const struct attention_job *job, struct block *b,
+            const struct key_tile *tile, const struct span *span)
+{
+    uint32_t d = job->args->kv.head_dim;
+    const float *v = tile->v + tile->first * tile->v_stride;
+    size_t v_stride = tile->v_stride;
+    uint32_t n_keys = tile->end - tile->first;
+
+    turn_keys(job, tile, b->s.k);
+    if (d % PANEL) { /* a product reads b in whole panels */
+        v_stride = operand_ld(d);
+        for (uint32_t i = 0; i < n_keys; i++)
+            memcpy(b->s.v + i * v_stride, v + i * tile->v_stride,
+                   d * sizeof(float));
+        v = b->s.v;
+    }
+
+    for (uint32_t strip = 0; strip < b->n_strips; strip++) {
+        float *s = b->s.score;
+        float *out = b->out + strip * b->out_strip;
+
+        for (uint32_t half = 0; half < NS_PAGE / PANEL; half++)
+            GEMM_F32(&(struct strip){
+                .c = s + half * PANEL,
+                .ldc = NS_PAGE,
+                .a = b->q + strip * b->q_strip,
+                .lda = b->q_stride,
+                .n_rows = b->strip_rows,
+                .b = b->s.k + half * (size_t)d * PANEL,
+                .ldb = PANEL,
+                .k = d,
+                .n_cols = PANEL,
+            });
+        for (uint32_t i = 0; i < b->strip_rows; i++) {
+            uint32_t pair = strip * b->strip_rows + i;
+            const struct span *seen = &span[b->n_rows == 1 ? 0 : i];
+
+            softmax_row(s + i * NS_PAGE, seen->first, seen->end,
+                        &b->s.most[pair], &b->s.total[pair],
+                        out + i * b->out_stride, d,
+                        b->s.total[pair] == 0.0f);
+        }
+        for (uint32_t col = 0; col < d; col += PANEL)
+            GEMM_F32(&(struct strip){
+                .c = out + col,
+                .ldc = b->out_stride,
+                .a = s + tile->first,
+                .lda = NS_PAGE,
+                .n_rows = b->strip_rows,
+                .b = v + col,
+                .ldb = v_stride,
+                .k = n_keys,
+                .n_cols = d - col < PANEL ? d - col : PANEL,
+                .more = true,
+            });
+    }
+}
+
+/* The cached positions lo..hi - 1 of the block's rows. */
+static void
+attend_pages(const struct attention_job *job, struct block *b)
+{
+    const struct ns_attention *args = job->args;
+    const struct ns_kv_layer *kv = &args->kv;
+    uint32_t lowest = UINT32_MAX, highest = 0;
+    struct span span[ATTENTION_ROWS];
+
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        uint32_t lo = (uint32_t)args->lo[b->row0 + i];
+        uint32_t hi = (uint32_t)job->pass->hi[b->row0 + i];
+
+        if (lo >= hi)
+            continue;
+        lowest = lo < lowest ? lo : lowest;
+        highest = hi > highest ? hi : highest;
+    }
+    for (uint32_t at = lowest / NS_PAGE * NS_PAGE; at < highest;
+         at += NS_PAGE) {
+        unsigned char *page = kv_page(job->pass, kv, args->pages,
+                                      b->segment->slot, at);
+        struct key_tile tile = {
+            .k = kv_k(kv, page, b->kv_head, 0),
+            .v = kv_v(kv, page, b->kv_head, 0),
+            .k_stride = kv_k_floats(kv),
+            .v_stride = kv->head_dim,
+            .compact = kv->compact,
+            .first = NS_PAGE,
+        };
+
+        for (uint32_t i = 0; i < b->n_rows; i++) {
+            uint32_t lo = (uint32_t)args->lo[b->row0 + i];
+            uint32_t hi = (uint32_t)job->pass->hi[b->row0 + i];
+
+            span[i].first = lo <= at ? 0 : lo - at;
+            span[i].end = hi <= at ? 0 : hi - at;
+            if (span[i].end > NS_PAGE)
+                span[i].end = NS_PAGE;
+            if (span[i].first >= span[i].end)
+                continue;
+            if (span[i].first < tile.first)
+                tile.first = span[i].first;
+            if (span[i].end > tile.end)
+                tile.end = span[i].end;
+        }
+        if (tile.first < tile.end)
+            attend_tile(job, b, &tile, span);
+    }
+}
+
+/* All rows of a canvas, by each of its rows. */
+static void
+attend_own(const struct attention_job *job, struct block *b)
+{
+    const struct ns_attention *args = job->args;
+    size_t column = (size_t)b->kv_head * args->kv.head_dim;
+    struct span span[ATTENTION_ROWS];
+
+    for (uint32_t at = 0; at < b->segment->n_rows; at += NS_PAGE) {
+        uint32_t row = b->segment->row0 + at, left = b->segment->n_rows - at;
+        struct key_tile tile = {
+            .k = args->k.data + row * args->k.stride + column,
+            .v = args->v.data + row * args->v.stride + column,
+            .k_stride = args->k.stride,
+            .v_stride = args->v.stride,
+            .end = left < NS_PAGE ? left : NS_PAGE,
+        };
+
+        for (uint32_t i = 0; i < b->n_rows; i++)
+            span[i] = (struct span){ 0, tile.end };
+        attend_tile(job, b, &tile, span);
+    }
+}
+
+static void
+attention_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct attention_job *job = ctx;
+    const struct ns_attention *args = job->args;
+    uint32_t segment = 0, d = args->kv.head_dim, left;
+    struct block b = { 0 };
+
+    while (job->first_task[segment + 1] <= task)
+        segment++;
+    task -= job->first_task[segment];
+    b.segment = &job->pass->segments[segment];
+    b.kv_head = task % args->kv.n_kv_heads;
+    task = task / args->kv.n_kv_heads * job->block_rows;
+    left = b.segment->n_rows - task;
+    b.row0 = b.segment->row0 + task;
+    b.n_rows = left < job->block_rows ? left : job->block_rows;
+    b.n_strips = b.n_rows == 1 ? 1 : job->n_group;
+    b.strip_rows = b.n_rows == 1 ? job->n_group : b.n_rows;
+    b.q_strip = b.out_strip = d;
+    b.q_stride = b.n_rows == 1 ? d : args->q.stride;
+    b.out_stride = b.n_rows == 1 ? d : args->out.stride;
+    b.q = args->q.data + b.row0 * args->q.stride +
+          (size_t)b.kv_head * job->n_group * d;
+    b.out = args->out.data + b.row0 * args->out.stride +
+            (size_t)b.kv_head * job->n_group * d;
+    attention_thread_carve(&b.s, scratch_of_thread(job->cpu, thread), d,
+                           args->n_heads);
+    memset(b.s.total, 0, b.n_rows * job->n_group * sizeof(*b.s.total));
+
+    attend_pages(job, &b);
+    if (b.segment->kind == NS_SEGMENT_CANVAS)
+        attend_own(job, &b);
+
+    for (uint32_t strip = 0; strip < b.n_strips; strip++)
+        for (uint32_t i = 0; i < b.strip_rows; i++) {
+            float *out = b.out + strip * b.out_strip + i * b.out_stride;
+            float total = b.s.total[strip * b.strip_rows + i];
+
+            if (total == 0.0f) { /* sees nothing */
+                memset(out, 0, d * sizeof(*out));
+                continue;
+            }
+            for (uint32_t j = 0; j < d; j += LANES) {
+                uint32_t n = lanes_left(d, j);
+
+                vf_store_some(out + j, vf_div(vf_load_some(out + j, n),
+                                              vf_set(total)), n);
+            }
+        }
+}
+
+void
+ISA(attention)(struct ns_backend *be, const struct ns_pass *pass,
+               const struct ns_attention *args)
+{
+    struct cpu *cpu = (struct cpu *)be;
+    uint32_t *first_task = (uint32_t *)(void *)cpu->scratch;
+    struct attention_job job = {
+        .cpu = cpu, .pass = pass, .args = args,
+        .n_group = args->n_heads / args->kv.n_kv_heads,
+        .first_task = first_task,
+    };
+
+    job.block_rows = ATTENTION_ROWS / job.n_group;
+    if (job.block_rows < 1)
+        job.block_rows = 1;
+    if (job.block_rows > NS_PAGE)
+        job.block_rows = NS_PAGE;
+    first_task[0] = 0;
+    for (uint32_t s = 0; s < pass->n_segments; s++)
+        first_task[s + 1] =
+            first_task[s] +
+            (pass->segments[s].n_rows + job.block_rows - 1) /
+                job.block_rows * args->kv.n_kv_heads;
+    pool_run(cpu->pool, first_task[pass->n_segments], attention_task, &job);
+}
