@@ -94,7 +94,7 @@ struct ns_checkpoint {
     enum ns_store_outcome outcome; /* out */
 };
 
-struct ns_finish {
+struct ns_finished { /* not ns_finish: that is why the engine stopped */
     const struct ns_job *job; /* in */
     uint64_t fence;
     const struct ns_result *result;
@@ -128,7 +128,7 @@ struct ns_store_ops {
                                 size_t n, struct ns_error *);
     enum ns_status (*checkpoint)(struct ns_store *, struct ns_checkpoint *,
                                  size_t n, struct ns_error *);
-    enum ns_status (*finish)(struct ns_store *, struct ns_finish *, size_t n,
+    enum ns_status (*finish)(struct ns_store *, struct ns_finished *, size_t n,
                              struct ns_error *);
     enum ns_status (*refuse)(struct ns_store *, struct ns_refusal *, size_t n,
                              struct ns_error *);
