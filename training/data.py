@@ -1,0 +1,209 @@
+"""Builds tokenizer and data sets:  python data.py WORK   (WORK: a directory outside the repository)
+
+WORK/debian/*            package lists, fetched with apt into a private directory
+WORK/tokenizer.json      BPE with byte fallback, control tokens at the ids of the Gemma 4 family
+WORK/train-TASK.npz      tokens (uint16), offsets, prompt lengths
+WORK/held-TASK.jsonl     held-out cases with prompt, answer and what the evaluator checks
+"""
+import glob
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+import generate
+
+CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
+           49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: "<|\"|>", 98: "<|think|>",
+           100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>"}
+NEWLINE = 107
+PIECES = Regex("▁▁+|\n|[0-9]|▁?[^\\W\\d_▁]+|▁?[^\\w\\s▁]{1,2}|▁|[^▁]")
+
+
+def held_out(key, share):
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2 ** 32
+
+
+# ---------------------------------------------------------------- Debian
+
+def fetch_debian(folder):
+    lists = os.path.join(folder, "lists")
+    os.makedirs(os.path.join(lists, "partial"), exist_ok=True)
+    if not glob.glob(lists + "/*Translation-en*"):
+        subprocess.run(["apt-get", "-o", "Acquire::Languages=en", "-o", "Dir::State::lists=" + os.path.abspath(lists), "update"], check=True)
+    return lists
+
+
+def cat(pattern):
+    for path in sorted(glob.glob(pattern)):
+        yield subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], check=True, capture_output=True).stdout.decode("utf-8", "replace")
+
+
+def debian(folder):
+    """(source, package, description, synopsis), one per distinct text."""
+    lists = fetch_debian(folder)
+    source = {}
+    for text in cat(lists + "/*_main_binary-*_Packages*"):
+        for block in text.split("\n\n"):
+            f = dict(m for m in re.findall(r"^(Package|Source): (\S+)", block, re.M))
+            if "Package" in f:
+                source[f["Package"]] = f.get("Source", f["Package"])
+    seen, out = set(), []
+    for text in cat(lists + "/*_main_i18n_Translation-en*"):
+        for block in text.split("\n\n"):
+            m = re.match(r"Package: (\S+)\nDescription-md5: \S+\nDescription-en: (.*)\n((?: .*\n?)+)", block)
+            if not m:
+                continue
+            package, synopsis, body = m.groups()
+            words = []
+            for line in body.split("\n"):
+                line = line.strip()
+                if line and line != ".":
+                    words.append(line)
+            body = " ".join(words)
+            if body in seen or len(body) < 60 or len(synopsis) < 15:
+                continue
+            seen.add(body)
+            out.append((source.get(package, package), package, body, synopsis.strip()))
+    return out
+
+
+def debian_example(item, r):
+    source, package, body, synopsis = item
+    if len(body) > 420:
+        cut = body[:420]
+        body = cut[: cut.rfind(" ")] + " ..."
+    return {"task": "debian", "kind": "debian", "prompt": f"Describe this package in one line.\n\n{package}: {body}", "answer": synopsis,
+            "key": source, "check": {}}
+
+
+# ---------------------------------------------------------------- tokenizer
+
+def render(prompt):
+    return f"<|turn>user\n{prompt}<turn|>\n<|turn>model\n"
+
+
+def build_tokenizer(texts, vocab, path):
+    """Trains on pieces that never cross a word, a digit or a sign, then writes the published form.
+
+    The published form has no such cuts, but no merge crosses one either, so both encode alike.
+    """
+    special = set(CONTROL.values())
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    images = ["<|image>", "<image|>", "<|image|>"]
+    pieces = ["▁▁", "▁▁▁▁", "▁▁▁▁▁▁▁▁"]
+    room = vocab - len(CONTROL) - 256 - 1 - len(images) - len(pieces)
+    t = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    t.normalizer = normalizers.Replace(" ", "▁")
+    t.pre_tokenizer = pre_tokenizers.Split(PIECES, "isolated")
+    trainer = trainers.BpeTrainer(vocab_size=room, limit_alphabet=110, show_progress=False,
+                                  initial_alphabet=[chr(c) for c in range(33, 127)] + ["▁"])
+    t.train_from_iterator(texts, trainer)
+    model = json.loads(t.to_str())["model"]
+    learned = [x for x, _ in sorted(model["vocab"].items(), key=lambda kv: kv[1]) if x != "\n" and not re.fullmatch("▁▁+", x)]
+    merges = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
+    merges = [["▁", "▁"], ["▁▁", "▁▁"], ["▁▁▁▁", "▁▁▁▁"]] + [m for m in merges if not set("".join(m)) == {"▁"}]
+    ids = dict(CONTROL)
+    ids[NEWLINE] = "\n"
+    for i, x in enumerate(images):
+        ids[vocab - len(images) + i] = x
+    queue = iter(bytes_ + pieces + learned)
+    for i in range(vocab):
+        if i not in ids:
+            ids[i] = next(queue, None) or f"<unused{i}>"
+    table = {ids[i]: i for i in range(vocab)}
+    merges = [m for m in merges if "".join(m) in table and m[0] in table and m[1] in table]
+    added = [{"id": i, "content": ids[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": ids[i] != "<mask>"} for i in sorted(ids) if ids[i] in special or ids[i] in images]
+    bos = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    out = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        "post_processor": {"type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+                           "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<bos>", "type_id": 1}},
+                                    {"Sequence": {"id": "B", "type_id": 1}}],
+                           "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                                                     {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": table, "merges": merges},
+    }
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(out, f, ensure_ascii=False, indent=1)
+
+
+# ---------------------------------------------------------------- main
+
+def main():
+    work = sys.argv[1]
+    here = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(here, "config.json")) as f:
+        cfg = json.load(f)
+    d = cfg["data"]
+    os.makedirs(work, exist_ok=True)
+    share = d["held_out_share"]
+    examples, held = {}, {}
+    for task, maker in generate.MAKERS.items():
+        r = random.Random(f"{cfg['seed']} {task}")
+        train, test, seen = [], [], set()
+        while len(train) < d["train"][task] or len(test) < d["held_out"]:
+            e = maker(r)
+            if e["prompt"] in seen:
+                continue
+            if held_out(e["key"], share):
+                if len(test) < d["held_out"]:
+                    seen.add(e["prompt"])
+                    test.append(e)
+            elif len(train) < d["train"][task]:
+                seen.add(e["prompt"])
+                train.append(e)
+        examples[task], held[task] = train, test
+    r = random.Random(cfg["seed"])
+    items = debian(os.path.join(work, "debian"))
+    r.shuffle(items)
+    examples["debian"] = [debian_example(i, r) for i in items if not held_out(i[0], 0.05)][: d["train"]["debian"]]
+    held["debian"] = [debian_example(i, r) for i in items if held_out(i[0], 0.05)][: d["held_out"]]
+    path = os.path.join(work, "tokenizer.json")
+    if not os.path.exists(path):
+        texts = [e["prompt"] + "\n" + e["answer"] for task in ("report", "sql", "code") for e in examples[task][:15000]]
+        texts += [e["prompt"] + "\n" + e["answer"] for e in examples["debian"][:12000]]
+        build_tokenizer(texts, cfg["model"]["vocab"], path)
+    tok = Tokenizer.from_file(path)
+    for task, es in examples.items():
+        tokens, offsets, prompts, dropped = [], [0], [], 0
+        for s in range(0, len(es), 5000):
+            part = es[s: s + 5000]
+            ps = tok.encode_batch([render(e["prompt"]) for e in part])
+            ans = tok.encode_batch([e["answer"] + "<turn|>" for e in part], add_special_tokens=False)
+            for p, a in zip(ps, ans):
+                if len(p.ids) > cfg["max_prompt_tokens"] or len(a.ids) > cfg["max_answer_tokens"]:
+                    dropped += 1
+                    continue
+                tokens.extend(p.ids + a.ids)
+                offsets.append(len(tokens))
+                prompts.append(len(p.ids))
+        np.savez(os.path.join(work, f"train-{task}.npz"), tokens=np.array(tokens, np.uint16), offsets=np.array(offsets, np.int64),
+                 prompts=np.array(prompts, np.int32))
+        kept = []
+        for e in held[task]:
+            p, a = tok.encode(render(e["prompt"])).ids, tok.encode(e["answer"] + "<turn|>", add_special_tokens=False).ids
+            if len(p) <= cfg["max_prompt_tokens"] and len(a) <= cfg["max_answer_tokens"]:
+                kept.append(dict(e, prompt_ids=p, answer_ids=a))
+        with open(os.path.join(work, f"held-{task}.jsonl"), "w", encoding="utf-8") as f:
+            for e in kept:
+                f.write(json.dumps(e, ensure_ascii=False) + "\n")
+        n = len(prompts)
+        lens = np.diff(offsets)
+        print(f"{task}: {n} examples ({dropped} too long), prompt {np.mean(prompts):.0f} tokens (max {max(prompts)}), "
+              f"answer {np.mean(lens - np.array(prompts)):.1f} (max {max(lens - np.array(prompts))}), held out {len(kept)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

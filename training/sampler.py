@@ -1,0 +1,123 @@
+"""The published sampler on the lean model: entropy-bound acceptance, renoising, adaptive stop. Greedy AR is
+judged by teacher forcing: an answer is what greedy decoding gives exactly if every token is the argmax."""
+import torch
+import torch.nn.functional as F
+
+import model as M
+
+END = (1, 106, 50)
+PAD, TURN = 0, 106
+
+
+def logits_of(cfg, w, h):
+    z = F.linear(h, w[M.SHARED + "embed_tokens.weight"])
+    return torch.tanh(z.float() / cfg["softcap"]) * cfg["softcap"]
+
+
+def pad_rows(rows, multiple=16):
+    n = -(-max(map(len, rows)) // multiple) * multiple
+    out = torch.zeros(len(rows), n, dtype=torch.long)
+    for i, x in enumerate(rows):
+        out[i, : len(x)] = torch.tensor(x)
+    return out
+
+
+@torch.no_grad()
+def denoise(cfg, w, tables, prefixes, canvas_len, gen, rng, trace=None):
+    """One block for every prefix. Returns (committed tokens [B,L], steps taken [B]).
+
+    trace, a list, receives per step (canvas before the step, soft embedding before it or None, argmax, still running).
+    """
+    b, vocab = len(prefixes), cfg["vocab"]
+    tokens = pad_rows(prefixes)
+    lens = torch.tensor([len(p) for p in prefixes])
+    cols = tokens.shape[1]
+    t = cols + canvas_len
+    pos = torch.cat((torch.arange(cols).expand(b, -1), lens[:, None] + torch.arange(canvas_len)), 1)
+    iscanvas = torch.arange(t) >= cols
+    bias_s, bias_f = M.masks(cfg, lens, lens, cols, 1, canvas_len)
+    table = w[M.SHARED + "embed_tokens.weight"]
+    dtype = table.dtype
+    bias_s, bias_f = bias_s.to(dtype), bias_f.to(dtype)
+    prefix = M.embed(w, tokens)
+    canvas = torch.randint(vocab, (b, canvas_len), generator=rng)
+    soft, history, committed = None, [], torch.zeros(b, canvas_len, dtype=torch.long)
+    running, steps = torch.ones(b, dtype=torch.bool), torch.zeros(b, dtype=torch.long)
+    total = gen["max_denoising_steps"]
+    for n in range(total, 0, -1):
+        x = torch.cat((prefix, M.embed_canvas(cfg, w, canvas, soft)), 1)
+        h = M.forward(cfg, w, tables, x, pos, iscanvas, bias_s, bias_f)[:, cols:]
+        temperature = gen["t_min"] + (gen["t_max"] - gen["t_min"]) * n / total
+        z = logits_of(cfg, w, h) / temperature
+        logp = torch.log_softmax(z, -1)
+        p = logp.exp()
+        entropy = -(p * logp).sum(-1)
+        best = z.argmax(-1)
+        sampled = torch.multinomial(p.view(-1, vocab), 1, generator=rng).view(b, canvas_len)
+        order = entropy.sort(-1)
+        ok = order.values.cumsum(-1) - order.values <= gen["entropy_bound"]
+        accept = torch.zeros_like(ok).scatter(1, order.indices, ok)
+        if trace is not None:
+            trace.append((canvas.clone(), None if soft is None else soft.clone(), best.clone(), running.clone()))
+        committed = torch.where(running[:, None], best, committed)
+        steps += running
+        k = gen["stability_threshold"]
+        stable = torch.ones(b, dtype=torch.bool) if len(history) >= k else torch.zeros(b, dtype=torch.bool)
+        for old in history[len(history) - k:] if k and len(history) >= k else []:
+            stable &= (old == best).all(-1)
+        history.append(best)
+        running = running & ~(stable & (entropy.mean(-1) < gen["confidence_threshold"]))
+        if not running.any():
+            break
+        canvas = torch.where(accept, sampled, torch.randint(vocab, (b, canvas_len), generator=rng))
+        soft = F.linear(torch.softmax(z.to(dtype).float(), -1).to(dtype), table.t())
+    return committed, steps
+
+
+def finish(block):
+    """(tokens kept, ended) of one committed block."""
+    out = block.tolist()
+    for i, x in enumerate(out):
+        if x in END:
+            return out[: i + 1], True
+    return out, False
+
+
+@torch.no_grad()
+def generate(cfg, w, tables, prompts, canvas_len, gen, seed, max_blocks=2):
+    """Answers (token lists with their end token), denoising steps and blocks of every prompt."""
+    rng = torch.Generator().manual_seed(seed)
+    answers, steps, blocks = [[] for _ in prompts], [0] * len(prompts), [0] * len(prompts)
+    live = list(range(len(prompts)))
+    for _ in range(max_blocks):
+        if not live:
+            break
+        committed, taken = denoise(cfg, w, tables, [prompts[i] + answers[i] for i in live], canvas_len, gen, rng)
+        rest = []
+        for row, i in enumerate(live):
+            kept, ended = finish(committed[row])
+            answers[i] += kept
+            steps[i] += int(taken[row])
+            blocks[i] += 1
+            if not ended:
+                rest.append(i)
+        live = rest
+    return answers, steps, blocks
+
+
+@torch.no_grad()
+def causal_right(cfg, w, tables, prompts, answers):
+    """Per case the number of answer tokens that are the causal argmax, and the answer's length."""
+    rows = [p + a for p, a in zip(prompts, answers)]
+    tokens = pad_rows(rows)
+    b, t = tokens.shape
+    lens = torch.tensor([len(r) for r in rows])
+    bias_s, bias_f = M.masks(cfg, lens, lens, t, 0, 1)
+    dtype = w[M.SHARED + "embed_tokens.weight"].dtype
+    h = M.forward(cfg, w, tables, M.embed(w, tokens), torch.arange(t).expand(b, -1), torch.zeros(t, dtype=torch.bool),
+                  bias_s.to(dtype), bias_f.to(dtype))
+    right = []
+    for i, (p, a) in enumerate(zip(prompts, answers)):
+        best = logits_of(cfg, w, h[i, len(p) - 1: len(p) + len(a) - 1]).argmax(-1)
+        right.append((int((best == torch.tensor(a)).sum()), len(a)))
+    return right

@@ -1,0 +1,334 @@
+"""Stage one:  python train.py WORK   (resumes from WORK/stage1.pt when it exists)
+
+First causal steps (encoder mode, next token), then denoising steps with the causal loss kept as co-loss.
+Progress goes to WORK/stage1.log, one JSON object a line.
+"""
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import model as M
+import sampler as S
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def load_config():
+    with open(os.path.join(HERE, "config.json")) as f:
+        return json.load(f)
+
+
+def save(path, state):
+    torch.save(state, path + ".tmp")
+    os.replace(path + ".tmp", path)
+
+
+def log(path, **fields):
+    fields["time"] = time.strftime("%H:%M:%S")
+    line = json.dumps(fields)
+    print(line, flush=True)
+    with open(path, "a") as f:
+        f.write(line + "\n")
+
+
+class Optimizer:
+    """Orthogonalised momentum for the matrices inside the layers, Adam for all other weights."""
+
+    def __init__(self, params, momentum):
+        self.params, self.momentum, self.t = params, momentum, 0
+        self.matrices = [n for n, p in params.items() if p.dim() > 1 and "embed" not in n and "router" not in n]
+        self.groups = {}
+        for n in self.matrices:
+            self.groups.setdefault(tuple(params[n].shape[-2:]), []).append(n)
+        self.others = [n for n in params if n not in set(self.matrices)]
+        self.m = {n: torch.zeros_like(p) for n, p in params.items()}
+        self.v = {n: torch.zeros_like(params[n]) for n in self.others}
+
+    def state(self):
+        return {"m": self.m, "v": self.v, "t": self.t}
+
+    def load(self, state):
+        self.m, self.v, self.t = state["m"], state["v"], state["t"]
+
+    @torch.no_grad()
+    def step(self, lr_matrix, lr_adam, decay=0.0):
+        self.t += 1
+        for shape, names in self.groups.items():
+            stack = []
+            for n in names:
+                p = self.params[n]
+                g = p.grad if p.grad is not None else torch.zeros_like(p)
+                self.m[n].lerp_(g, 1 - self.momentum)
+                stack.append(g.lerp(self.m[n], self.momentum).view(-1, *shape))
+            x = torch.cat(stack)
+            x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+            x = x.bfloat16()
+            tall = shape[0] > shape[1]
+            if tall:
+                x = x.transpose(1, 2)
+            for _ in range(5):
+                a = torch.bmm(x, x.transpose(1, 2))
+                b = torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315)
+                x = torch.baddbmm(x, b, x, beta=3.4445)
+            if tall:
+                x = x.transpose(1, 2)
+            x = x.float() * (max(1.0, shape[0] / shape[1]) ** 0.5)
+            at = 0
+            for n in names:
+                p = self.params[n]
+                k = p.numel() // (shape[0] * shape[1])
+                p.mul_(1 - lr_matrix * decay)
+                p.add_(x[at: at + k].reshape(p.shape), alpha=-lr_matrix)
+                at += k
+        b1, b2 = 0.9, 0.98
+        c1, c2 = 1 - b1 ** self.t, 1 - b2 ** self.t
+        for n in self.others:
+            p = self.params[n]
+            if p.grad is None:
+                continue
+            self.m[n].lerp_(p.grad, 1 - b1)
+            self.v[n].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+            p.addcdiv_(self.m[n] / c1, (self.v[n] / c2).sqrt_().add_(1e-8), value=-lr_adam)
+        for p in self.params.values():
+            p.grad = None
+
+
+class Data:
+    """Batches of about `budget` tokens. A pool of examples is drawn by its number, sorted by length and cut."""
+
+    def __init__(self, work, mixture, seed, canvas):
+        self.sets, self.names, self.weights = {}, sorted(mixture), [mixture[k] for k in sorted(mixture)]
+        for name in self.names:
+            z = np.load(os.path.join(work, f"train-{name}.npz"))
+            self.sets[name] = (z["tokens"], z["offsets"], z["prompts"])
+        self.seed, self.canvas = seed, canvas
+        self.pool = self.at = 0
+        self.cuts = None
+
+    def state(self):
+        return {"pool": self.pool, "at": self.at}
+
+    def load(self, state):
+        self.pool, self.at, self.cuts = state["pool"], state["at"], None
+
+    def draw(self, extra, budget):
+        r = np.random.default_rng((self.seed, self.pool))
+        rows = []
+        for k in r.choice(len(self.names), 512, p=self.weights):
+            tokens, offsets, prompts = self.sets[self.names[k]]
+            i = int(r.integers(len(prompts)))
+            rows.append((self.names[k], tokens[offsets[i]: offsets[i + 1]].astype(np.int64), int(prompts[i])))
+        rows.sort(key=lambda x: len(x[1]))
+        cuts, part = [], []
+        for row in rows:
+            width = -(-len(row[1]) // 16) * 16 + extra
+            if part and width * (len(part) + 1) > budget:
+                cuts.append(part)
+                part = []
+            part.append(row)
+        if len(part) > 8:
+            cuts.append(part)
+        r.shuffle(cuts)
+        for part in cuts:
+            r.shuffle(part)
+        return cuts
+
+    def next(self, extra, budget):
+        if self.cuts is None:
+            self.cuts = self.draw(extra, budget)
+        while self.at >= len(self.cuts):
+            self.pool, self.at = self.pool + 1, 0
+            self.cuts = self.draw(extra, budget)
+        part = self.cuts[self.at]
+        self.at += 1
+        return part
+
+
+def causal_targets(part, cols, prompt_weight):
+    """Flat positions, targets and weights of the next-token loss."""
+    index, target, weight = [], [], []
+    for i, (name, ids, prompt) in enumerate(part):
+        start = 1 if name == "debian" else prompt
+        j = np.arange(start, len(ids))
+        index.append(i * cols + j - 1)
+        target.append(ids[j])
+        weight.append(np.where(j < prompt, prompt_weight, 1.0))
+    return torch.from_numpy(np.concatenate(index)), torch.from_numpy(np.concatenate(target)), \
+        torch.from_numpy(np.concatenate(weight)).float()
+
+
+def canvas_targets(part, length, canvases, fill_weight, rng):
+    """Clean canvases [B*K, L], the prefix each may see [B], weights [B*K, L]. One block a row, K noise draws of it."""
+    clean = torch.full((len(part), length), S.TURN)
+    weight = torch.full((len(part), length), fill_weight)
+    seen = []
+    for i, (_, ids, prompt) in enumerate(part):
+        n = len(ids) - prompt
+        block = int(torch.randint(-(-n // length), (1,), generator=rng))
+        a = ids[prompt + block * length: prompt + (block + 1) * length]
+        clean[i, : len(a)] = torch.from_numpy(a)
+        weight[i, : len(a)] = 1.0
+        weight[i, len(a): len(a) + 2] = 1.0
+        seen.append(prompt + block * length)
+    return clean.repeat_interleave(canvases, 0), torch.tensor(seen), weight.repeat_interleave(canvases, 0)
+
+
+def batch_loss(cfg, w, tables, part, canvases, rng):
+    """(loss, causal loss, denoising loss or None, balance, tokens) of one batch; canvases 0: the causal stage."""
+    m, s1, canvas = cfg["model"], cfg["stage1"], cfg["canvas"]
+    k = canvases
+    rows = len(part)
+    tokens = S.pad_rows([x[1] for x in part])
+    cols = tokens.shape[1]
+    t = cols + k * canvas
+    lens = torch.tensor([len(x[1]) for x in part])
+    prefix = M.embed(w, tokens)
+    iscanvas = torch.arange(t) >= cols
+    if k:
+        clean, seen, cw = canvas_targets(part, canvas, k, s1["fill_weight"], rng)
+        level = torch.rand(rows * k, 1, generator=rng)
+        level[torch.rand(rows * k, 1, generator=rng) < s1["pure_noise_share"]] = 1.0
+        noise = torch.randint(m["vocab"], clean.shape, generator=rng)
+        noisy = torch.where(torch.rand(clean.shape, generator=rng) < level, noise, clean).view(rows, k * canvas)
+        pos = torch.cat((torch.arange(cols).expand(rows, -1), (seen[:, None] + torch.arange(canvas)).repeat(1, k)), 1)
+    else:
+        seen, pos = lens, torch.arange(cols).expand(rows, -1)
+    bias_s, bias_f = (x.bfloat16() for x in M.masks(m, lens, seen, cols, k, canvas))
+    table = w[M.SHARED + "embed_tokens.weight"]
+    x = prefix
+    if k:
+        half = int(rows * s1["self_conditioning_share"])
+        soft = torch.zeros(rows, k * canvas, m["hidden"], dtype=torch.bfloat16)
+        with torch.no_grad():
+            plain = M.embed_canvas(m, w, noisy[:half], None)
+            h = M.forward(m, w, tables, torch.cat((prefix[:half], plain), 1), pos[:half], iscanvas, bias_s[:half], bias_f[:half])
+            g = cfg["generation"]
+            temperature = g["t_min"] + (g["t_max"] - g["t_min"]) * float(torch.rand(1, generator=rng))
+            z = S.logits_of(m, w, h[:, cols:]) / temperature
+            soft[:half] = F.linear(torch.softmax(z, -1).bfloat16(), table.t())
+        # a zero soft embedding passes the gated MLP as zero, so one call serves both halves
+        x = torch.cat((prefix, M.embed_canvas(m, w, noisy, soft)), 1)
+    balance = []
+    h = M.forward(m, w, tables, x, pos, iscanvas, bias_s, bias_f, balance)
+    index, target, weight = causal_targets(part, cols, s1["debian_prompt_weight"])
+    hc = h[:, :cols].reshape(rows * cols, -1).index_select(0, index)
+    causal = M.fused_loss(F.linear(hc, table), target, weight, m["softcap"]) / weight.sum()
+    loss, denoise = causal, None
+    if k:
+        hd = h[:, cols:].reshape(rows * k * canvas, -1)
+        denoise = M.fused_loss(F.linear(hd, table), clean.view(-1), cw.view(-1), m["softcap"]) / cw.sum()
+        loss = denoise + s1["causal_weight"] * causal
+    bal = sum(balance) / len(balance)
+    return loss + s1["balance"] * bal, causal, denoise, bal, rows * t
+
+
+def evaluate(cfg, params, tables, held, seed, gen, n=32):
+    """Exactness on held-out cases: (causal, teacher forced) and (diffusion, by the sampler), steps and tokens per forward."""
+    m = cfg["model"]
+    w = M.cast(params, torch.bfloat16)
+    out = {}
+    for task, cases in held.items():
+        cases = cases[:n]
+        right = S.causal_right(m, w, tables, [c["prompt_ids"] for c in cases], [c["answer_ids"] for c in cases])
+        answers, steps, _ = S.generate(m, w, tables, [c["prompt_ids"] for c in cases], cfg["canvas"], gen, seed)
+        exact = sum(a == c["answer_ids"] for a, c in zip(answers, cases))
+        overlap = sum(sum(x == y for x, y in zip(a, c["answer_ids"])) / len(c["answer_ids"]) for a, c in zip(answers, cases))
+        out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3), "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3),
+                     "exact": round(exact / len(cases), 3), "token": round(overlap / len(cases), 3),
+                     "steps": round(sum(steps) / len(cases), 1), "tpf": round(sum(map(len, answers)) / sum(steps), 2)}
+    return out
+
+
+def read_held(work, names):
+    held = {}
+    for name in names:
+        with open(os.path.join(work, f"held-{name}.jsonl"), encoding="utf-8") as f:
+            held[name] = [json.loads(line) for line in f]
+    return held
+
+
+def main():
+    work = sys.argv[1]
+    cfg = load_config()
+    m, s1, canvas = cfg["model"], cfg["stage1"], cfg["canvas"]
+    torch.set_num_threads(cfg["threads"])
+    torch.manual_seed(cfg["seed"])
+    logfile = os.path.join(work, "stage1.log")
+    params = M.create(m, cfg["seed"])
+    average = {n: p.detach().clone() for n, p in params.items()}
+    tables = M.Tables(m)
+    opt = Optimizer(params, s1["momentum"])
+    data = Data(work, cfg["data"]["mixture"], cfg["seed"], canvas)
+    rng = torch.Generator().manual_seed(cfg["seed"])
+    step, seconds, count = 0, 0.0, {"causal_tokens": 0, "diffusion_tokens": 0}
+    path = os.path.join(work, "stage1.pt")
+    if os.path.exists(path):
+        st = torch.load(path)
+        for n, p in params.items():
+            p.data.copy_(st["params"][n])
+        average, step, seconds, count = st["average"], st["step"], st["seconds"], st["count"]
+        opt.load(st["opt"])
+        data.load(st["data"])
+        rng.set_state(st["rng"])
+    held = read_held(work, data.names)
+    M.compile_parts()
+    total = s1["causal_steps"] + s1["diffusion_steps"]
+    saved = evaluated = shown = time.time()
+    sums, tick = {}, time.time()
+
+    def checkpoint():
+        save(path, {"params": {n: p.detach() for n, p in params.items()}, "average": average, "opt": opt.state(), "data": data.state(),
+                    "rng": rng.get_state(), "step": step, "seconds": seconds, "count": count})
+
+    log(logfile, event="start", step=step, parameters=sum(p.numel() for p in params.values()))
+    while step < total:
+        diffusion = step >= s1["causal_steps"]
+        k = s1["canvases"] if diffusion else 0
+        if step == s1["causal_steps"] and data.cuts is not None:
+            data.pool, data.at, data.cuts = data.pool + 1, 0, None
+        part = data.next(k * canvas, s1["batch_tokens"])
+        w = M.cast(params, torch.bfloat16)
+        loss, causal, denoise, bal, ntokens = batch_loss(cfg, w, tables, part, k, rng)
+        if denoise is not None:
+            sums["denoise"] = sums.get("denoise", 0) + denoise.item()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_([params[n] for n in opt.others], 1.0)
+        frac = min(1.0, (step + 1) / s1["warmup"])
+        left = (total - step) / max(1, s1["decay_steps"])
+        scale = frac * max(s1["final_lr"], min(1.0, left))
+        if torch.isfinite(loss):
+            opt.step(s1["lr_matrix"] * scale, s1["lr_adam"] * scale)
+        with torch.no_grad():
+            d = min(s1["average"], (step + 1) / (step + 10))
+            for n, p in params.items():
+                average[n].lerp_(p, 1 - d)
+        step += 1
+        count["diffusion_tokens" if diffusion else "causal_tokens"] += ntokens
+        for key, v in (("causal", causal.item()), ("balance", bal.item()), ("norm", float(norm)), ("tokens", ntokens), ("n", 1)):
+            sums[key] = sums.get(key, 0) + v
+        now = time.time()
+        seconds += now - tick
+        tick = now
+        if now - shown > 30:
+            n = sums["n"]
+            log(logfile, step=step, **{key: round(v / n, 4) for key, v in sums.items() if key not in ("tokens", "n")},
+                rate=round(sums["tokens"] / (now - shown)), steps_per_second=round(n / (now - shown), 2), minutes=round(seconds / 60, 1), **count)
+            sums, shown = {}, now
+        if now - saved > s1["checkpoint_seconds"]:
+            checkpoint()
+            saved = now
+        if now - evaluated > s1["evaluate_seconds"]:
+            gen = dict(cfg["generation"], max_denoising_steps=16, confidence_threshold=0.05)
+            log(logfile, step=step, held=evaluate(cfg, average, tables, held, cfg["seed"], gen))
+            evaluated = time.time()
+    checkpoint()
+    log(logfile, event="end", step=step, **count)
+
+
+if __name__ == "__main__":
+    main()
