@@ -147,7 +147,7 @@ struct ns_usage {
     uint32_t passes;        /* all passes but prefill, since submit */
     uint32_t denoise_steps; /* since submit */
     uint32_t drafted, kept; /* hybrid: draft tokens judged, kept */
-    uint32_t new_tokens;    /* generated since submit: tokens per pass */
+    uint32_t new_tokens;    /* generated since submit, padding not counted */
 };
 
 enum ns_event_kind {

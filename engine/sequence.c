@@ -208,9 +208,8 @@ ns_sequence_take(struct ns_sequence *seq, int32_t id)
 {
     uint32_t budget = seq->request.thinking_budget;
 
-    if (id != seq->rules->pad_id)
-        seq->n_counted++;
-    seq->usage.new_tokens++;
+    if (id != seq->rules->pad_id) /* as the reference counts */
+        seq->usage.new_tokens++;
     if (is_end(seq->rules, id)) {
         seq->ended = true;
         finish(seq, id == seq->rules->tool_response_id ? NS_FINISH_TOOL_CALLS

@@ -68,7 +68,6 @@ struct ns_sequence {
     bool ended; /* by an end token, which counts as a token of the answer */
     enum ns_finish finish;
     struct ns_usage usage;
-    uint32_t n_counted; /* answer tokens that are not padding, this run */
     double *uniform;    /* [canvas length]: of head rows this pass */
     struct ns_sequence *next; /* in the engine's lists */
 };
