@@ -94,7 +94,7 @@ struct ns_checkpoint {
     enum ns_store_outcome outcome; /* out */
 };
 
-struct ns_finished { /* not ns_finish: that is why the engine stopped */
+struct ns_finished { /* engine.h has an ns_finish: why an answer ended */
     const struct ns_job *job; /* in */
     uint64_t fence;
     const struct ns_result *result;

@@ -5,6 +5,8 @@ struct arrow {
     enum ns_job_action action; /* NS_DO_NOTHING: there is no such arrow */
 };
 
+/* A fenced job that is prepared or runs goes by the sink, too: behind its own
+ * blocks, and the store says once more that the claim is someone else's. */
 /* clang-format off */
 static const struct arrow arrows[NS_N_PHASES][NS_N_EVENTS] = {
     [NS_PHASE_RECEIVED] = {
@@ -31,7 +33,7 @@ static const struct arrow arrows[NS_N_PHASES][NS_N_EVENTS] = {
         [NS_ON_CANCELLED] = { NS_PHASE_FINISHING, NS_DO_FINISH },
         [NS_ON_TROUBLE]   = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
         [NS_ON_STOP]      = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
-        [NS_ON_FENCED]    = { NS_PHASE_PARKED, NS_DO_PARK },
+        [NS_ON_FENCED]    = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
     },
     [NS_PHASE_RUNNING] = {
         [NS_ON_BLOCK]     = { NS_PHASE_RUNNING, NS_DO_CHECKPOINT },
@@ -41,7 +43,7 @@ static const struct arrow arrows[NS_N_PHASES][NS_N_EVENTS] = {
         [NS_ON_CANCELLED] = { NS_PHASE_FINISHING, NS_DO_FINISH },
         [NS_ON_TROUBLE]   = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
         [NS_ON_STOP]      = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
-        [NS_ON_FENCED]    = { NS_PHASE_PARKED, NS_DO_PARK },
+        [NS_ON_FENCED]    = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
     },
     [NS_PHASE_FINISHING] = {
         [NS_ON_STORED] = { NS_PHASE_ENDED, NS_DO_ACKNOWLEDGE },

@@ -1,0 +1,432 @@
+#include "daemon/deliver.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "daemon/work.h"
+
+enum {
+    BATCH = 64,
+    BACKOFF_MS = 50,
+    BACKOFF_CAP_MS = 5000,
+    GRACE_MS = 5000, /* for a store in trouble, behind the end of a stop */
+    HEARTBEAT_MS = 1000,
+};
+
+struct deliver {
+    struct ns_pipeline *pipeline;
+    struct ns_store *store;
+    struct ns_work *held; /* works whose claim is ours */
+    size_t n_held;
+    int64_t heartbeat_at_ms;
+    bool lost; /* the store is of no more use */
+    uint64_t jitter;
+
+    struct ns_errand *batch[BATCH];
+    size_t n;
+};
+
+/* --- the claims that are ours ------------------------------------------ */
+
+static void
+hold(struct deliver *deliver, struct ns_work *work)
+{
+    work->next_held = deliver->held;
+    work->previous_held = NULL;
+    if (deliver->held)
+        deliver->held->previous_held = work;
+    deliver->held = work;
+    deliver->n_held++;
+    work->held = true;
+}
+
+static void
+let_go(struct deliver *deliver, struct ns_work *work)
+{
+    if (!work->held)
+        return;
+    if (work->previous_held)
+        work->previous_held->next_held = work->next_held;
+    else
+        deliver->held = work->next_held;
+    if (work->next_held)
+        work->next_held->previous_held = work->previous_held;
+    deliver->n_held--;
+    work->held = false;
+}
+
+/* --- asking ------------------------------------------------------------ */
+
+/* Whether a call that the world made fail is to be made again, after a wait. */
+static bool
+again(struct deliver *deliver, unsigned n_tries, const struct ns_error *err)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    int64_t delay = BACKOFF_MS;
+
+    if (n_tries == 0)
+        ns_log_warn("store.retry", "store=%s error=\"%s\"",
+                    deliver->store->ops->name, err->text);
+    for (unsigned i = 0; i < n_tries && delay < BACKOFF_CAP_MS; i++)
+        delay = delay * 2 < BACKOFF_CAP_MS ? delay * 2 : BACKOFF_CAP_MS;
+    for (int64_t until = ns_now_ms() + delay; ns_now_ms() < until;) {
+        int64_t stop_ms = atomic_load(&pipeline->stop_ms);
+
+        if (stop_ms != INT64_MAX && ns_now_ms() > stop_ms + GRACE_MS)
+            return false;
+        usleep(10000);
+    }
+    return true;
+}
+
+enum operation { CLAIM, HEARTBEAT, CHECKPOINT, FINISH, REFUSE, GIVE_BACK };
+
+static enum ns_status
+ask_once(struct deliver *deliver, enum operation operation, void *items,
+         size_t n, struct ns_error *err)
+{
+    struct ns_store *store = deliver->store;
+
+    switch (operation) {
+    case CLAIM:
+        return store->ops->claim(store, items, n, err);
+    case HEARTBEAT:
+        return store->ops->heartbeat(store, items, n, err);
+    case CHECKPOINT:
+        return store->ops->checkpoint(store, items, n, err);
+    case FINISH:
+        return store->ops->finish(store, items, n, err);
+    case REFUSE:
+        return store->ops->refuse(store, items, n, err);
+    case GIVE_BACK:
+        return store->ops->retry(store, items, n, err);
+    }
+    return ns_fail(err, NS_FATAL, "operation %d of a store", (int)operation);
+}
+
+/* One operation over `n` items until it is answered. False: the store is lost,
+ * and with it the outcomes. */
+static bool
+ask(struct deliver *deliver, enum operation operation, void *items, size_t n)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    struct ns_error err = { 0 };
+    enum ns_status status = NS_OK;
+
+    if (deliver->lost)
+        return false;
+    for (unsigned n_tries = 0; n > 0; n_tries++) {
+        atomic_store(&pipeline->store_since_ms, ns_now_ms());
+        status = ask_once(deliver, operation, items, n, &err);
+        atomic_store(&pipeline->store_since_ms, 0);
+        if (status == NS_OK && n_tries > 0)
+            ns_log_info("store.back", "store=%s tries=%u",
+                        deliver->store->ops->name, n_tries);
+        if (status != NS_RETRY || !again(deliver, n_tries, &err))
+            break;
+    }
+    if (status == NS_OK)
+        return true;
+    ns_pipeline_fail(pipeline, &err);
+    deliver->lost = true;
+    return false;
+}
+
+/* The works of this batch that came for `action`, in the order they came. */
+static size_t
+works_for(struct deliver *deliver, enum ns_job_action action,
+          struct ns_work *out[BATCH])
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < deliver->n; i++)
+        if (deliver->batch[i]->action == action)
+            out[n++] = (struct ns_work *)deliver->batch[i];
+    return n;
+}
+
+/* --- the operations ---------------------------------------------------- */
+
+/* Works that this batch moves on are then another thread's: each operation
+ * looks at its works for the last time when it advances them. */
+
+static void
+count_fenced(struct deliver *deliver, const struct ns_checkpoint *items,
+             size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (items[i].outcome == NS_STORE_FENCED)
+            atomic_fetch_add(&deliver->pipeline->counts.fenced, 1);
+}
+
+static void
+checkpoint(struct deliver *deliver)
+{
+    struct ns_checkpoint items[BATCH];
+    size_t n = 0;
+
+    for (size_t at = 0; at < deliver->n; at++) {
+        struct ns_blocks *blocks = (struct ns_blocks *)deliver->batch[at];
+        const int32_t *tokens;
+
+        if (blocks->errand.action != NS_DO_CHECKPOINT)
+            continue;
+        tokens = blocks->tokens.id;
+        for (uint32_t b = 0; b < blocks->n; b++) {
+            items[n++] = (struct ns_checkpoint){
+                .job = blocks->work->job,
+                .fence = blocks->work->claim.fence,
+                .block = blocks->first + b,
+                .tokens = tokens,
+                .n_tokens = blocks->length[b],
+            };
+            tokens += blocks->length[b];
+            if (n == BATCH && ask(deliver, CHECKPOINT, items, n))
+                count_fenced(deliver, items, n);
+            if (n == BATCH)
+                n = 0;
+        }
+    }
+    if (ask(deliver, CHECKPOINT, items, n))
+        count_fenced(deliver, items, n);
+    for (size_t at = 0; at < deliver->n; at++)
+        if (deliver->batch[at]->action == NS_DO_CHECKPOINT)
+            ns_blocks_destroy((struct ns_blocks *)deliver->batch[at]);
+}
+
+static void
+finish(struct deliver *deliver, struct ns_work *const *works, size_t n)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    struct ns_finished items[BATCH];
+    bool answered;
+
+    for (size_t i = 0; i < n; i++)
+        items[i] = (struct ns_finished){ .job = works[i]->job,
+                                       .fence = works[i]->claim.fence,
+                                       .result = &works[i]->result };
+    answered = ask(deliver, FINISH, items, n);
+    for (size_t i = 0; i < n; i++) {
+        let_go(deliver, works[i]);
+        if (!answered) {
+            ns_work_advance(pipeline, works[i], NS_ON_LOST);
+        } else if (items[i].outcome == NS_STORE_FENCED) {
+            atomic_fetch_add(&pipeline->counts.fenced, 1);
+            atomic_store(&works[i]->fenced, true);
+            ns_work_advance(pipeline, works[i], NS_ON_FENCED);
+        } else {
+            atomic_fetch_add(works[i]->result.status == NS_RESULT_OK
+                                 ? &pipeline->counts.ok
+                                 : &pipeline->counts.failed, 1);
+            ns_work_advance(pipeline, works[i], NS_ON_STORED);
+        }
+    }
+}
+
+static void
+refuse(struct deliver *deliver, struct ns_work *const *works, size_t n)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    struct ns_refusal items[BATCH];
+    bool answered;
+
+    for (size_t i = 0; i < n; i++)
+        items[i] = (struct ns_refusal){ .job = works[i]->job,
+                                        .error = works[i]->error };
+    answered = ask(deliver, REFUSE, items, n);
+    for (size_t i = 0; i < n; i++) {
+        if (answered)
+            atomic_fetch_add(&pipeline->counts.failed, 1);
+        ns_work_advance(pipeline, works[i],
+                        answered ? NS_ON_STORED : NS_ON_LOST);
+    }
+}
+
+static void
+give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    int64_t base_ms = ns_pipeline_tuning(pipeline).retry_ms;
+    struct ns_give_back items[BATCH];
+    bool answered;
+
+    for (size_t i = 0; i < n; i++) {
+        struct ns_work *work = works[i];
+        bool own = !work->state.stopping && !atomic_load(&work->fenced);
+
+        deliver->jitter = deliver->jitter * 6364136223846793005u +
+                          1442695040888963407u;
+        work->claim.wait_ms =
+            own ? ns_jobstate_delay(&work->state, base_ms, NS_RETRY_CAP_MS,
+                                    (uint32_t)(deliver->jitter >> 32))
+                : 0;
+        items[i] = (struct ns_give_back){
+            .job = work->job,
+            .fence = work->claim.fence,
+            .delay_ms = work->claim.wait_ms,
+            .own_fault = own,
+            .code = own ? work->error.code : "stopped",
+        };
+        if (own) {
+            char id[256];
+
+            atomic_fetch_add(&pipeline->counts.troubles, 1);
+            ns_log_warn("job.retry", "job=%s code=%s delay_ms=%lld error=\"%s\"",
+                        ns_log_escape(work->job->id, strlen(work->job->id), id,
+                                      sizeof(id)),
+                        work->error.code, (long long)work->claim.wait_ms,
+                        work->error.text);
+        }
+    }
+    answered = ask(deliver, GIVE_BACK, items, n);
+    for (size_t i = 0; i < n; i++) {
+        let_go(deliver, works[i]);
+        ns_work_advance(pipeline, works[i],
+                        !answered ? NS_ON_LOST
+                        : items[i].outcome == NS_STORE_FENCED ? NS_ON_FENCED
+                                                              : NS_ON_STORED);
+    }
+}
+
+static void
+claimed(struct deliver *deliver, struct ns_work *work)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+
+    switch (work->claim.outcome) {
+    case NS_CLAIM_RUN:
+        hold(deliver, work);
+        ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
+        return;
+    case NS_CLAIM_WAIT:
+        ns_work_advance(pipeline, work, NS_ON_CLAIM_WAIT);
+        return;
+    case NS_CLAIM_FINAL:
+        atomic_fetch_add(&pipeline->counts.duplicates, 1);
+        ns_work_advance(pipeline, work, NS_ON_CLAIM_FINAL);
+        return;
+    case NS_CLAIM_CONFLICT:
+        work->error = work->claim.error;
+        ns_work_advance(pipeline, work, NS_ON_CLAIM_CONFLICT);
+        return;
+    }
+    ns_fail(&work->error, NS_FATAL, "the store answered a claim with %d",
+            (int)work->claim.outcome);
+    ns_pipeline_fail(pipeline, &work->error);
+    ns_work_advance(pipeline, work, NS_ON_LOST);
+}
+
+static void
+claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    struct ns_claim items[BATCH];
+    bool answered;
+
+    if (ns_pipeline_stopping(pipeline)) { /* nothing is begun that would be given back at once */
+        for (size_t i = 0; i < n; i++)
+            ns_work_advance(pipeline, works[i], NS_ON_STOP);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        items[i] = (struct ns_claim){ .job = works[i]->job,
+                                      .mode = works[i]->claim.mode,
+                                      .seed = works[i]->claim.seed };
+        atomic_store(&works[i]->fenced, false);
+        atomic_store(&works[i]->cancel, false);
+    }
+    answered = ask(deliver, CLAIM, items, n);
+    for (size_t i = 0; i < n; i++) {
+        if (!answered) {
+            ns_work_advance(pipeline, works[i], NS_ON_LOST);
+            continue;
+        }
+        works[i]->claim = items[i];
+        claimed(deliver, works[i]);
+    }
+}
+
+/* Keeps the leases, and hears who lost his and who is to be cancelled. The
+ * list may be longer than a batch: each call takes the next ones. */
+static void
+heartbeat(struct deliver *deliver)
+{
+    struct ns_heartbeat items[BATCH];
+    struct ns_work *works[BATCH], *work = deliver->held;
+    size_t n;
+
+    while (work) {
+        for (n = 0; work && n < BATCH; work = work->next_held) {
+            items[n] = (struct ns_heartbeat){ .job = work->job,
+                                              .fence = work->claim.fence };
+            works[n++] = work;
+        }
+        if (!ask(deliver, HEARTBEAT, items, n))
+            return;
+        for (size_t i = 0; i < n; i++) {
+            if (items[i].cancel)
+                atomic_store(&works[i]->cancel, true);
+            if (items[i].outcome == NS_STORE_FENCED) {
+                atomic_store(&works[i]->fenced, true);
+                let_go(deliver, works[i]);
+            }
+        }
+    }
+}
+
+static void
+handle(struct deliver *deliver)
+{
+    struct ns_work *works[BATCH];
+    /* Sorted out before the first is advanced: behind that the errand of a
+     * work says what its next holder is to do. */
+    struct ns_work *finished[BATCH], *refused[BATCH], *given_back[BATCH];
+    size_t n_finished, n_refused, n_given_back, n;
+
+    n_finished = works_for(deliver, NS_DO_FINISH, finished);
+    n_refused = works_for(deliver, NS_DO_REFUSE, refused);
+    n_given_back = works_for(deliver, NS_DO_GIVE_BACK, given_back);
+    n = works_for(deliver, NS_DO_CLAIM, works);
+    checkpoint(deliver);
+    finish(deliver, finished, n_finished);
+    refuse(deliver, refused, n_refused);
+    give_back(deliver, given_back, n_given_back);
+    claim(deliver, works, n);
+}
+
+void *
+ns_deliver_thread(void *data)
+{
+    struct ns_pipeline *pipeline = data;
+    struct deliver deliver = { .pipeline = pipeline,
+                               .store = pipeline->options.store,
+                               .jitter = pipeline->jitter };
+    int64_t every_ms = deliver.store->ops->heartbeat_ms(deliver.store);
+    struct ns_errand *errand;
+    int64_t wait_ms;
+
+    if (every_ms <= 0 || every_ms > HEARTBEAT_MS)
+        every_ms = HEARTBEAT_MS;
+    deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
+    for (;;) {
+        wait_ms = deliver.held ? deliver.heartbeat_at_ms - ns_now_ms() : -1;
+        if (deliver.held && wait_ms < 0)
+            wait_ms = 0;
+        errand = ns_queue_pop(pipeline->to_sink, (int)wait_ms);
+        if (!errand && (wait_ms < 0 || ns_now_ms() < deliver.heartbeat_at_ms))
+            return NULL; /* closed and empty */
+        for (deliver.n = 0; errand; ) {
+            deliver.batch[deliver.n++] = errand;
+            errand = deliver.n < BATCH ? ns_queue_pop(pipeline->to_sink, 0)
+                                       : NULL;
+        }
+        if (deliver.n > 0)
+            handle(&deliver);
+        if (ns_now_ms() >= deliver.heartbeat_at_ms) {
+            heartbeat(&deliver);
+            deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
+        }
+    }
+}

@@ -1,0 +1,265 @@
+#include "daemon/prepare.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/prompt.h"
+
+/* A job is bounded by its message; this only bounds what a prompt made of it
+ * may grow to, well above any context, so that a refusal can name the count. */
+enum { PROMPT_BYTES = 64 << 20, PROMPT_TOKENS = 16 << 20 };
+
+enum ns_status
+ns_prepare_tokens(const struct ns_job *job,
+                  const struct ns_tokenizer *tokenizer, struct ns_ids *out,
+                  struct ns_error *err)
+{
+    const struct ns_prompt_options options = {
+        .thinking = job->thinking,
+        .generation_prompt = true,
+    };
+    struct ns_prompt prompt = { 0 };
+    enum ns_status status;
+
+    *out = (struct ns_ids){ .limit = PROMPT_TOKENS };
+    status = ns_prompt_render(job->messages, job->tools, &options,
+                              PROMPT_BYTES, &prompt, err);
+    if (status == NS_OK && prompt.n_images > 0)
+        status = ns_refuse(err, "unsupported", "body.messages",
+                           "this build has no part that reads images");
+    if (status == NS_OK)
+        status = ns_prompt_encode(&prompt, tokenizer, NULL, NULL, out, err);
+    ns_prompt_fini(&prompt);
+    return status;
+}
+
+enum ns_status
+ns_prepare_max_tokens(const struct ns_job *job, const struct ns_config *config,
+                      enum ns_mode mode, uint32_t n_prompt, uint32_t fallback,
+                      uint32_t *out, struct ns_error *err)
+{
+    uint32_t canvas =
+        job->canvas_length ? job->canvas_length : config->canvas_length;
+    uint32_t room;
+
+    if (n_prompt > config->max_position ||
+        config->max_position - n_prompt < canvas)
+        return ns_refuse(err, "over_context", "body.messages",
+                         "the prompt is %u tokens; the context of %u leaves "
+                         "no room for a canvas of %u",
+                         n_prompt, config->max_position, canvas);
+    room = config->max_position - n_prompt;
+    if (mode != NS_MODE_AR)
+        room -= room % canvas;
+    if (job->has_max_tokens && job->max_tokens > room)
+        return ns_refuse(err, "over_context", "body.max_tokens",
+                         "max_tokens is %u; behind a prompt of %u tokens the "
+                         "context of %u leaves %u",
+                         job->max_tokens, n_prompt, config->max_position,
+                         room);
+    *out = job->has_max_tokens ? job->max_tokens
+           : fallback < room  ? fallback
+                              : room;
+    return NS_OK;
+}
+
+static struct ns_sampler_options
+sampler_of(const struct ns_job *job, const struct ns_generation *generation)
+{
+    return (struct ns_sampler_options){
+        .t_min = job->has_t_min ? (float)job->t_min : generation->t_min,
+        .t_max = job->has_t_max ? (float)job->t_max : generation->t_max,
+        .entropy_bound = job->has_entropy_bound ? (float)job->entropy_bound
+                                                : generation->entropy_bound,
+        .max_denoising_steps = job->max_denoising_steps
+                                   ? job->max_denoising_steps
+                                   : generation->max_denoising_steps,
+        .stability_threshold = job->has_stability_threshold
+                                   ? job->stability_threshold
+                                   : generation->stability_threshold,
+        .confidence_threshold = job->has_confidence_threshold
+                                    ? (float)job->confidence_threshold
+                                    : generation->confidence_threshold,
+    };
+}
+
+static enum ns_mode
+engine_mode(enum ns_job_mode mode)
+{
+    switch (mode) {
+    case NS_JOB_DIFFUSION:
+        return NS_MODE_DIFFUSION;
+    case NS_JOB_AR:
+        return NS_MODE_AR;
+    case NS_JOB_HYBRID:
+        return NS_MODE_HYBRID;
+    case NS_JOB_AUTO:
+        break;
+    }
+    return NS_MODE_AUTO;
+}
+
+static enum ns_job_mode
+job_mode(enum ns_mode mode)
+{
+    switch (mode) {
+    case NS_MODE_DIFFUSION:
+        return NS_JOB_DIFFUSION;
+    case NS_MODE_AR:
+        return NS_JOB_AR;
+    case NS_MODE_HYBRID:
+        return NS_JOB_HYBRID;
+    case NS_MODE_AUTO:
+        break;
+    }
+    return NS_JOB_AUTO;
+}
+
+static enum ns_status
+fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
+             struct ns_error *err)
+{
+    const struct ns_model *model = ns_engine_model(pipeline->options.engine);
+    uint32_t fallback = ns_pipeline_tuning(pipeline).default_max_tokens;
+    const struct ns_job *job = work->job;
+    struct ns_request *request = &work->request;
+    enum ns_status status;
+
+    if (work->prompt.n > UINT32_MAX)
+        return ns_refuse(err, "over_context", "body.messages",
+                         "the prompt is %zu tokens", work->prompt.n);
+    *request = (struct ns_request){
+        .prompt = work->prompt.id,
+        .n_prompt = (uint32_t)work->prompt.n,
+        .mode = engine_mode(work->claim.stored_mode),
+        .seed = work->claim.stored_seed,
+        .canvas_length = job->canvas_length,
+        .has_temperature = job->has_temperature,
+        .temperature = (float)job->temperature,
+        .top_p = job->has_top_p ? (float)job->top_p : 1.0f,
+        .thinking = job->thinking,
+        .thinking_budget = job->thinking ? job->thinking_budget : 0,
+        .sampler = sampler_of(job, &model->generation),
+        .stop = job->stop,
+        .n_stop = job->n_stop,
+        .priority = job->priority,
+        .deadline_ms = job->has_deadline ? job->deadline_ms : 0,
+        .resume = work->claim.tokens,
+        .n_resume = work->claim.n_tokens,
+        .resume_blocks = work->claim.n_blocks,
+    };
+    status = ns_prepare_max_tokens(job, &model->config, request->mode,
+                                   request->n_prompt, fallback,
+                                   &request->max_tokens, err);
+    if (status != NS_OK)
+        return status;
+    if (!job->has_max_tokens && request->max_tokens < fallback)
+        ns_job_warn(work->job, "max_tokens: the default of %u is cut to %u by "
+                    "the context", fallback, request->max_tokens);
+    return ns_engine_check(pipeline->options.engine, request, err);
+}
+
+/* What a status of this stage means for the job. */
+static enum ns_job_event
+event_of(enum ns_status status, enum ns_job_event good,
+         enum ns_job_event rejected)
+{
+    if (status == NS_OK)
+        return good;
+    return status == NS_REJECT ? rejected : NS_ON_TROUBLE;
+}
+
+static void
+prepare(struct ns_pipeline *pipeline, struct ns_work *work)
+{
+    const struct ns_tokenizer *tokenizer =
+        ns_engine_tokenizer(pipeline->options.engine);
+    enum ns_status status;
+    enum ns_job_event event;
+
+    if (work->job->has_deadline &&
+        work->job->deadline_ms <= ns_unix_now_ms()) {
+        ns_refuse(&work->error, "expired", "nightshift.deadline",
+                  "the deadline had passed before the job was run");
+        ns_work_fail(pipeline, work, NS_RESULT_EXPIRED);
+        ns_work_advance(pipeline, work, NS_ON_EXPIRED);
+        return;
+    }
+    ns_ids_fini(&work->prompt); /* of an earlier try */
+    status = ns_prepare_tokens(work->job, tokenizer, &work->prompt,
+                               &work->error);
+    if (status == NS_OK)
+        status = fill_request(pipeline, work, &work->error);
+    event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
+    if (event == NS_ON_UNFIT)
+        ns_work_fail(pipeline, work, NS_RESULT_FAILED);
+    if (event == NS_ON_TROUBLE && !work->error.code)
+        work->error.code = "out_of_memory";
+    if (event == NS_ON_PREPARED)
+        atomic_fetch_add(&pipeline->counts.prompt_tokens, work->prompt.n);
+    ns_work_advance(pipeline, work, event);
+}
+
+/* Mode and seed are settled from the job, the configuration and the checkpoint
+ * alone, before the first claim stores them. */
+static enum ns_status
+settle(struct ns_pipeline *pipeline, struct ns_work *work,
+       struct ns_error *err)
+{
+    struct ns_pipeline_tuning tuning = ns_pipeline_tuning(pipeline);
+    const struct ns_job *job = work->job;
+    enum ns_job_mode asked = job->mode == NS_JOB_AUTO ? tuning.mode : job->mode;
+    enum ns_status status;
+
+    work->seed = job->has_seed ? job->seed : ns_job_seed(job, tuning.seed);
+    status = ns_engine_resolve_mode(
+        pipeline->options.engine, engine_mode(asked),
+        job->task == NS_JOB_TASK_CODE, job->thinking, &work->mode, err);
+    if (status != NS_OK)
+        return status;
+    work->claim.job = work->job;
+    work->claim.mode = work->claim.stored_mode = job_mode(work->mode);
+    work->claim.seed = work->claim.stored_seed = work->seed;
+    return NS_OK;
+}
+
+static void
+parse(struct ns_pipeline *pipeline, struct ns_work *work)
+{
+    struct ns_job_options options = pipeline->options.job;
+    enum ns_status status;
+
+    options.now_ms = ns_unix_now_ms();
+    status = ns_job_parse(&work->message, &options, &work->job, &work->error);
+    free((void *)work->message.bytes);
+    work->message.bytes = NULL;
+    if (status == NS_OK)
+        status = settle(pipeline, work, &work->error);
+    if (status == NS_FATAL || !work->job) {
+        /* Nothing can be said about it, so it is not said: it comes again. */
+        ns_pipeline_fail(pipeline, &work->error);
+        ns_work_advance(pipeline, work, NS_ON_STOP);
+        return;
+    }
+    ns_work_advance(pipeline, work,
+                    status == NS_OK ? NS_ON_PARSED : NS_ON_REFUSED);
+}
+
+void *
+ns_prepare_thread(void *data)
+{
+    struct ns_pipeline *pipeline = data;
+    struct ns_work *work;
+
+    while ((work = ns_queue_pop(pipeline->to_pool, -1)) != NULL) {
+        if (ns_pipeline_stopping(pipeline))
+            ns_work_advance(pipeline, work, NS_ON_STOP);
+        else if (atomic_load(&work->fenced))
+            ns_work_advance(pipeline, work, NS_ON_FENCED);
+        else if (work->state.phase == NS_PHASE_RECEIVED)
+            parse(pipeline, work);
+        else
+            prepare(pipeline, work);
+    }
+    return NULL;
+}

@@ -1,0 +1,33 @@
+/* prepare.h - the pool's stage: message to job, job to request.
+ *
+ * A work comes twice: as bytes, to be parsed and to get its mode and seed, and
+ * again when it is claimed, to become prompt, tokens and a request for the
+ * engine. Nothing is shared between two works but what is const after open.
+ *
+ * `nightshift validate` uses the same functions without an engine, so that
+ * what it accepts is what runs.
+ */
+#ifndef NS_DAEMON_PREPARE_H
+#define NS_DAEMON_PREPARE_H
+
+#include "daemon/work.h"
+
+void *ns_prepare_thread(void *pipeline);
+
+/* The job's prompt as token ids. Zeroes `out` first; fini whatever comes
+ * back. NS_REJECT: bad_param, empty_prompt, bad_text, too_large. */
+enum ns_status ns_prepare_tokens(const struct ns_job *job,
+                                 const struct ns_tokenizer *tokenizer,
+                                 struct ns_ids *out, struct ns_error *err);
+
+/* What the answer may hold: tokens that the context leaves behind the prompt,
+ * in whole canvases but for ar. NS_REJECT with over_context where not even one
+ * canvas fits, or an explicit max_tokens does not. A default that is too long
+ * is cut. */
+enum ns_status ns_prepare_max_tokens(const struct ns_job *job,
+                                     const struct ns_config *config,
+                                     enum ns_mode mode, uint32_t n_prompt,
+                                     uint32_t fallback, uint32_t *out,
+                                     struct ns_error *err);
+
+#endif

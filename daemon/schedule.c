@@ -1,0 +1,501 @@
+#include "daemon/schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "daemon/work.h"
+
+enum { ALONE_FROM = 2 /* stalls */, BLOCK_TOKENS = 1 << 20 };
+
+struct schedule {
+    struct ns_pipeline *pipeline;
+    struct ns_engine *engine;
+    struct ns_work *pending; /* in the order in which they are to go in */
+    struct ns_work *running;
+    uint32_t n_running;
+    uint64_t next_id;
+    bool alone;  /* the one that runs must stay so */
+    bool broken; /* the engine is only good to close */
+};
+
+/* --- lists ------------------------------------------------------------- */
+
+static bool
+goes_before(const struct ns_work *a, const struct ns_work *b)
+{
+    int64_t a_by = a->request.deadline_ms ? a->request.deadline_ms : INT64_MAX;
+    int64_t b_by = b->request.deadline_ms ? b->request.deadline_ms : INT64_MAX;
+
+    if (a->request.priority != b->request.priority)
+        return a->request.priority > b->request.priority;
+    return a_by < b_by;
+}
+
+static void
+add_pending(struct schedule *schedule, struct ns_work *work)
+{
+    struct ns_work **at = &schedule->pending;
+
+    while (*at && !goes_before(work, *at))
+        at = &(*at)->next;
+    work->next = *at;
+    *at = work;
+}
+
+/* Takes the running work with this id off the list; NULL if there is none. */
+static struct ns_work *
+find_running(struct schedule *schedule, uint64_t id)
+{
+    struct ns_work *work = schedule->running;
+
+    while (work && work->request.id != id)
+        work = work->next;
+    return work;
+}
+
+static void
+remove_running(struct schedule *schedule, struct ns_work *work)
+{
+    struct ns_work **at = &schedule->running;
+
+    while (*at != work)
+        at = &(*at)->next;
+    *at = work->next;
+    schedule->n_running--;
+    if (schedule->n_running == 0)
+        schedule->alone = false;
+}
+
+/* --- checkpoints ------------------------------------------------------- */
+
+static enum ns_status
+keep_block(struct ns_work *work, const struct ns_event *event,
+           struct ns_error *err)
+{
+    struct ns_blocks *blocks = work->unsaved;
+    uint32_t *length;
+
+    if (!blocks) {
+        blocks = calloc(1, sizeof(*blocks));
+        if (!blocks)
+            return ns_fail(err, NS_FATAL, "out of memory for a block");
+        blocks->errand.action = NS_DO_CHECKPOINT;
+        blocks->work = work;
+        blocks->tokens.limit = BLOCK_TOKENS;
+        blocks->first = event->block;
+        work->unsaved = blocks;
+    }
+    if (blocks->n == blocks->capacity) {
+        length = realloc(blocks->length,
+                         (blocks->capacity + 8) * sizeof(*length));
+        if (!length)
+            return ns_fail(err, NS_FATAL, "out of memory for a block");
+        blocks->length = length;
+        blocks->capacity += 8;
+    }
+    for (uint32_t i = 0; i < event->n_tokens; i++)
+        if (ns_ids_add(&blocks->tokens, event->tokens[i], err) != NS_OK)
+            return NS_FATAL;
+    blocks->length[blocks->n++] = event->n_tokens;
+    return NS_OK;
+}
+
+/* The sink gets them ahead of whatever the work itself is sent there for. */
+static void
+send_blocks(struct schedule *schedule, struct ns_work *work)
+{
+    struct ns_blocks *blocks = work->unsaved;
+
+    if (!blocks)
+        return;
+    work->unsaved = NULL;
+    work->checkpoint_ms = ns_now_ms();
+    if (!ns_queue_push(schedule->pipeline->to_sink, blocks))
+        ns_blocks_destroy(blocks);
+}
+
+/* --- out of the engine ------------------------------------------------- */
+
+static void
+leave(struct schedule *schedule, struct ns_work *work,
+      enum ns_job_event event)
+{
+    remove_running(schedule, work);
+    if (event == NS_ON_STOP || event == NS_ON_TROUBLE)
+        send_blocks(schedule, work);
+    ns_blocks_destroy(work->unsaved);
+    work->unsaved = NULL;
+    ns_work_advance(schedule->pipeline, work, event);
+}
+
+static bool
+copy_text(struct ns_buf *buf, const char *text, size_t length)
+{
+    struct ns_error err;
+
+    ns_buf_fini(buf);
+    ns_buf_init(buf, SIZE_MAX / 2);
+    ns_buf_add(buf, text, length);
+    return ns_buf_check(buf, "an answer", &err) == NS_OK;
+}
+
+static const char *
+finish_name(enum ns_finish finish)
+{
+    switch (finish) {
+    case NS_FINISH_STOP:
+        return "stop";
+    case NS_FINISH_LENGTH:
+        return "length";
+    case NS_FINISH_TOOL_CALLS:
+        return "tool_calls";
+    }
+    return "stop";
+}
+
+/* The event's texts are gone with the next pass, so the work takes copies. */
+static bool
+keep_texts(struct ns_work *work, const struct ns_reply_text *reply)
+{
+    struct ns_result *result = &work->result;
+
+    if (!copy_text(&work->content, reply->content, reply->content_length))
+        return false;
+    if (reply->content_length > 0 || !reply->tool_calls) {
+        result->content = work->content.data ? work->content.data : "";
+        result->content_length = work->content.length;
+    }
+    if (reply->thought) {
+        if (!copy_text(&work->reasoning, reply->thought,
+                       reply->thought_length))
+            return false;
+        result->reasoning = work->reasoning.data ? work->reasoning.data : "";
+        result->reasoning_length = work->reasoning.length;
+    }
+    json_decref(work->tool_calls);
+    work->tool_calls = NULL;
+    if (reply->tool_calls) {
+        work->tool_calls = json_deep_copy(reply->tool_calls);
+        if (!work->tool_calls)
+            return false;
+        result->tool_calls = work->tool_calls;
+    }
+    if (reply->bad_tool_call) {
+        const char *raw = reply->bad_call_text ? reply->bad_call_text : "";
+
+        if (!copy_text(&work->detail, raw, strlen(raw)))
+            return false;
+        result->detail = work->detail.data;
+        result->detail_length = work->detail.length;
+    }
+    return true;
+}
+
+static void
+keep_cost(struct schedule *schedule, struct ns_work *work,
+          const struct ns_usage *usage)
+{
+    struct ns_pipeline *pipeline = schedule->pipeline;
+    struct ns_result *result = &work->result;
+    int64_t now_ms = ns_now_ms();
+
+    result->mode = work->claim.stored_mode;
+    result->seed = work->claim.stored_seed;
+    result->prompt_tokens = usage->prompt_tokens;
+    result->cached_tokens = usage->cached_tokens;
+    result->completion_tokens = usage->completion_tokens;
+    result->reasoning_tokens = usage->reasoning_tokens;
+    result->blocks = usage->blocks;
+    result->passes = usage->passes;
+    result->denoise_steps = usage->denoise_steps;
+    result->drafted = usage->drafted;
+    result->kept = usage->kept;
+    if (usage->passes)
+        result->tokens_per_pass = (double)usage->new_tokens / usage->passes;
+    if (usage->denoise_steps)
+        result->tokens_per_denoise_step =
+            (double)usage->new_tokens / usage->denoise_steps;
+    result->queued_ms = work->submitted_ms - work->received_ms;
+    result->run_ms = now_ms - work->submitted_ms;
+    result->resumed_across = work->claim.resumed_across;
+    atomic_fetch_add(&pipeline->counts.job_tokens, usage->new_tokens);
+    atomic_fetch_add(&pipeline->counts.job_passes, usage->passes);
+}
+
+static void
+done(struct schedule *schedule, struct ns_work *work,
+     const struct ns_event *event)
+{
+    const struct ns_pipeline_options *options = &schedule->pipeline->options;
+    struct ns_result *result = &work->result;
+
+    *result = (struct ns_result){
+        .status = NS_RESULT_OK,
+        .finish_reason = finish_name(event->finish),
+        .model = options->report_asked_name && work->job->model
+                     ? work->job->model
+                     : options->model_name,
+        .created_s = (int64_t)time(NULL),
+    };
+    if (event->reply.bad_tool_call) {
+        /* An answer whose call can not be read is not a success. */
+        result->status = NS_RESULT_FAILED;
+        ns_refuse(&result->error, "bad_tool_call", NULL,
+                  "the model wrote a tool call that does not parse; its raw "
+                  "text stands beside");
+    }
+    if (!keep_texts(work, &event->reply)) {
+        ns_fail(&work->error, NS_RETRY, "out of memory for the answer");
+        work->error.code = "out_of_memory";
+        leave(schedule, work, NS_ON_TROUBLE);
+        return;
+    }
+    keep_cost(schedule, work, &event->usage);
+    result->model_rev = ns_engine_model(schedule->engine)->revision;
+    result->engine_rev = ns_engine_revision(schedule->engine);
+    leave(schedule, work, NS_ON_DONE);
+}
+
+static void
+failed(struct schedule *schedule, struct ns_work *work,
+       const struct ns_event *event)
+{
+    work->error = event->error;
+    if (event->error.status == NS_REJECT) {
+        ns_work_fail(schedule->pipeline, work, NS_RESULT_FAILED);
+        leave(schedule, work, NS_ON_UNFIT);
+        return;
+    }
+    if (!work->error.code)
+        work->error.code = "engine";
+    leave(schedule, work, NS_ON_TROUBLE);
+}
+
+/* What ends a job from outside, seen where a block ends. */
+static enum ns_job_event
+interruption(struct schedule *schedule, struct ns_work *work)
+{
+    if (atomic_load(&work->fenced))
+        return NS_ON_FENCED;
+    if (atomic_load(&work->cancel)) {
+        ns_refuse(&work->error, "cancelled", NULL, "cancelled on request");
+        ns_work_fail(schedule->pipeline, work, NS_RESULT_CANCELLED);
+        return NS_ON_CANCELLED;
+    }
+    if (work->request.deadline_ms &&
+        work->request.deadline_ms <= ns_unix_now_ms()) {
+        ns_refuse(&work->error, "expired", "nightshift.deadline",
+                  "the deadline passed while the job was run");
+        ns_work_fail(schedule->pipeline, work, NS_RESULT_EXPIRED);
+        return NS_ON_EXPIRED;
+    }
+    return NS_N_EVENTS;
+}
+
+static void
+block(struct schedule *schedule, struct ns_work *work,
+      const struct ns_event *event)
+{
+    struct ns_pipeline *pipeline = schedule->pipeline;
+    uint64_t id = work->request.id;
+    enum ns_job_event end;
+    struct ns_error err;
+
+    if (work->request.mode != NS_MODE_AR)
+        atomic_fetch_add(&pipeline->counts.canvas_blocks, 1);
+    ns_work_advance(pipeline, work, NS_ON_BLOCK);
+    if (!work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
+        /* The job goes on without: the row of blocks must have no hole. */
+        ns_log_warn("checkpoint.lost", "error=\"%s\"", err.text);
+        ns_blocks_destroy(work->unsaved);
+        work->unsaved = NULL;
+        work->no_checkpoints = true;
+        return;
+    }
+    end = interruption(schedule, work);
+    if (end != NS_N_EVENTS) {
+        ns_engine_cancel(schedule->engine, id);
+        leave(schedule, work, end);
+        return;
+    }
+    if (ns_now_ms() - work->checkpoint_ms >=
+        ns_pipeline_tuning(pipeline).checkpoint_ms)
+        send_blocks(schedule, work);
+}
+
+static void
+collect(struct schedule *schedule)
+{
+    struct ns_event event;
+    struct ns_work *work;
+
+    while (ns_engine_next_event(schedule->engine, &event)) {
+        work = find_running(schedule, event.id);
+        if (!work)
+            continue;
+        switch (event.kind) {
+        case NS_EVENT_BLOCK:
+            block(schedule, work, &event);
+            break;
+        case NS_EVENT_DONE:
+            done(schedule, work, &event);
+            break;
+        case NS_EVENT_FAILED:
+            failed(schedule, work, &event);
+            break;
+        }
+    }
+}
+
+/* --- into the engine --------------------------------------------------- */
+
+static void
+take_in(struct schedule *schedule)
+{
+    bool idle = !schedule->pending && !schedule->running;
+    struct ns_work *work;
+
+    while ((work = ns_queue_pop(schedule->pipeline->to_engine,
+                                idle ? -1 : 0)) != NULL) {
+        add_pending(schedule, work);
+        idle = false;
+    }
+}
+
+/* A stop takes no more in; out of time it lets go of what runs, too. */
+static void
+let_go(struct schedule *schedule)
+{
+    struct ns_pipeline *pipeline = schedule->pipeline;
+    struct ns_work *work;
+
+    if (!schedule->broken && !ns_pipeline_stopping(pipeline))
+        return;
+    while ((work = schedule->pending) != NULL) {
+        schedule->pending = work->next;
+        ns_work_advance(pipeline, work, NS_ON_STOP);
+    }
+    while ((schedule->broken || ns_pipeline_out_of_time(pipeline)) &&
+           (work = schedule->running) != NULL) {
+        if (!schedule->broken)
+            ns_engine_cancel(schedule->engine, work->request.id);
+        leave(schedule, work, NS_ON_STOP);
+    }
+}
+
+/* True when the work went somewhere, false when it has to wait. */
+static bool
+submit(struct schedule *schedule, struct ns_work *work)
+{
+    enum ns_job_event end = interruption(schedule, work);
+    enum ns_status status;
+
+    if (end != NS_N_EVENTS) {
+        ns_work_advance(schedule->pipeline, work, end);
+        return true;
+    }
+    if (schedule->alone ||
+        (work->claim.stalls >= ALONE_FROM && schedule->n_running > 0))
+        return false;
+    work->request.id = schedule->next_id + 1;
+    status = ns_engine_submit(schedule->engine, &work->request, &work->error);
+    switch (status) {
+    case NS_OK:
+        schedule->next_id++;
+        schedule->alone = work->claim.stalls >= ALONE_FROM;
+        work->submitted_ms = work->checkpoint_ms = ns_now_ms();
+        work->next = schedule->running;
+        schedule->running = work;
+        schedule->n_running++;
+        return true;
+    case NS_RETRY:
+        if (schedule->n_running > 0)
+            return false;
+        /* Nothing runs that could make room: a bug, or memory. */
+        work->error.code = "engine";
+        ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+        return true;
+    case NS_REJECT:
+        ns_work_fail(schedule->pipeline, work, NS_RESULT_FAILED);
+        ns_work_advance(schedule->pipeline, work, NS_ON_UNFIT);
+        return true;
+    default:
+        if (!work->error.code)
+            work->error.code = "out_of_memory";
+        ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+        return true;
+    }
+}
+
+static void
+feed(struct schedule *schedule)
+{
+    struct ns_work *work, *next;
+
+    while ((work = schedule->pending) != NULL) {
+        next = work->next; /* behind submit the work is no longer ours */
+        if (!submit(schedule, work))
+            return;
+        schedule->pending = next;
+    }
+}
+
+/* --- the pass ---------------------------------------------------------- */
+
+static void
+pass(struct schedule *schedule)
+{
+    struct ns_pipeline *pipeline = schedule->pipeline;
+    struct ns_pass_report report = { 0 };
+    struct ns_error err = { 0 };
+    enum ns_status status;
+    int64_t took_ms, since_ms = ns_now_ms();
+
+    atomic_store(&pipeline->pass_since_ms, since_ms);
+    status = ns_engine_pass(schedule->engine, &report, &err);
+    atomic_store(&pipeline->pass_since_ms, 0);
+    took_ms = ns_now_ms() - since_ms;
+    if (took_ms > atomic_load(&pipeline->longest_pass_ms))
+        atomic_store(&pipeline->longest_pass_ms, took_ms);
+    if (status != NS_OK) {
+        ns_log_error("engine.broken", "error=\"%s\"", err.text);
+        err.status = NS_FATAL;
+        ns_pipeline_fail(pipeline, &err);
+        schedule->broken = true;
+        return;
+    }
+    atomic_fetch_add(&pipeline->counts.passes, report.n_rows > 0);
+    atomic_fetch_add(&pipeline->counts.pass_ns, report.ns);
+    atomic_fetch_add(&pipeline->counts.prefill_rows, report.prefill_rows);
+    atomic_fetch_add(&pipeline->counts.new_tokens, report.new_tokens);
+    atomic_fetch_add(&pipeline->counts.canvas_steps, report.n_canvases);
+    collect(schedule);
+    if (report.n_rows == 0 && schedule->running) {
+        /* The planner promises to have something for whoever is admitted. */
+        ns_fail(&err, NS_FATAL, "the engine holds %u jobs and runs none",
+                schedule->n_running);
+        ns_pipeline_fail(pipeline, &err);
+        schedule->broken = true;
+    }
+}
+
+void *
+ns_schedule_thread(void *data)
+{
+    struct ns_pipeline *pipeline = data;
+    struct schedule schedule = { .pipeline = pipeline,
+                                 .engine = pipeline->options.engine };
+
+    for (;;) {
+        take_in(&schedule);
+        if (!schedule.pending && !schedule.running)
+            return NULL; /* only a closed queue lets an idle thread go */
+        let_go(&schedule);
+        if (!schedule.broken)
+            feed(&schedule);
+        if (schedule.running && !schedule.broken)
+            pass(&schedule);
+    }
+}
