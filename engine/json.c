@@ -81,8 +81,8 @@ ns_json_parse(const char *text, size_t length, const char *name,
         *out = root;
         return NS_OK;
     }
-    /* jansson says nothing at all when memory ran out, but for strings, where
-     * it says "invalid token". */
+    /* jansson says nothing at all when memory ran out, but for strings, which
+     * it then takes for invalid tokens. */
     if (json_error_code(&fault) == json_error_out_of_memory ||
         fault.text[0] == '\0')
         return ns_fail(err, NS_FATAL, "out of memory parsing %s", name);

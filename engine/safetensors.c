@@ -239,6 +239,14 @@ by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+static void
+sort(struct ns_stored_tensor *tensors, size_t n,
+     int (*compare)(const void *, const void *))
+{
+    if (n > 1) /* none: there may be no array */
+        qsort(tensors, n, sizeof(*tensors), compare);
+}
+
 /* A shard's tensors lie one behind the other and fill its data. */
 static enum ns_status
 check_places(const struct shard *shard, struct ns_stored_tensor *tensors,
@@ -247,7 +255,7 @@ check_places(const struct shard *shard, struct ns_stored_tensor *tensors,
     const unsigned char *at = data_of(shard);
     const unsigned char *end = shard->bytes + shard->length;
 
-    qsort(tensors, n, sizeof(*tensors), by_place);
+    sort(tensors, n, by_place);
     for (size_t i = 0; i < n; i++) {
         const unsigned char *data = tensors[i].data;
 
@@ -420,7 +428,7 @@ ns_safetensors_close(struct ns_safetensors *st)
 static enum ns_status
 sort_tensors(struct ns_safetensors *st, struct ns_error *err)
 {
-    qsort(st->tensors, st->n, sizeof(*st->tensors), by_name);
+    sort(st->tensors, st->n, by_name);
     for (size_t i = 1; i < st->n; i++) {
         const struct ns_stored_tensor *a = &st->tensors[i - 1];
         const struct ns_stored_tensor *b = &st->tensors[i];
