@@ -40,7 +40,10 @@
     void qkv_##isa(struct ns_backend *be, const struct ns_pass *pass,         \
                    const struct ns_qkv *args);                                \
     void attention_##isa(struct ns_backend *be, const struct ns_pass *pass,   \
-                         const struct ns_attention *args);
+                         const struct ns_attention *args);                    \
+    void route_##isa(struct ns_backend *be, int32_t *index, float *weight,    \
+                     float *probs, struct ns_rows logits,                     \
+                     const float *expert_scale, uint32_t top_k);
 
 TUNED_PRODUCTS(avx2)
 TUNED_PRODUCTS(avx512)

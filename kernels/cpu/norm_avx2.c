@@ -1,0 +1,7 @@
+/* norm_avx2.c - the norms and the sums around them; the plan is in norm_body.h. */
+#define ISA(name) name##_avx2
+
+#include "kernels/cpu/tuned.h"
+#include "kernels/cpu/vec.h"
+
+#include "kernels/cpu/norm_body.h"
