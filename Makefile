@@ -2,25 +2,33 @@
 # make demo       the main job over real documents         make check   every test
 # make vectors    golden cases (CASES=DIR)                 make bench   speed, as ratios
 # make asan|tsan  check, sanitized                         make lint    static checks
-# make layers     include arrows, lone headers             make install prefix, DESTDIR
+# make layers     include arrows, lone headers             make fuzz    each parser 60 s
+# make install    honours prefix and DESTDIR               make man     read the manuals
 B       := build
 CSTD    := -std=c17 -D_GNU_SOURCE
 WARN    := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wvla \
            -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wundef \
-           -Wpointer-arith -Wwrite-strings -Wdouble-promotion -Wimplicit-fallthrough -Wno-format-truncation
+           -Wpointer-arith -Wwrite-strings -Wdouble-promotion -Wimplicit-fallthrough -Wno-format-truncation \
+           $(if $(CI),-Werror)
 CFLAGS  ?= -O2 -g
 PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd
 prefix  ?= /usr/local
+CASES   ?= tests/cases
+FUZZ_S  ?= 60
 Q       := $(if $(V),,@)
 say      = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
+# ubsan without recovery: what it finds fails the test that ran into it.
+SANFLAGS   := $(SAN:%=-fsanitize=%) $(if $(SAN),-fno-sanitize-recover=all -fno-omit-frame-pointer)
 ALL_CFLAGS := $(CSTD) $(WARN) -I. -fno-common -fstack-protector-strong -ffp-contract=off \
-              $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS) $(SAN:%=-fsanitize=%)
+              $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS) $(SANFLAGS)
 ALL_LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lunistring -lm -pthread
+# The suffix of a kernel names its instruction set, so it names its flags.
 CFLAGS_avx2       := -mavx2 -mfma -mf16c
 CFLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 CFLAGS_avx512bf16 := $(CFLAGS_avx512) -mavx512bf16
 CFLAGS_amx        := $(CFLAGS_avx512) -mamx-tile -mamx-bf16
+isa_flags          = $(CFLAGS_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 
 LAYERS  := daemon connectors engine kernels config base
 MAINS   := daemon/main.c daemon/cli.c
@@ -33,9 +41,12 @@ below_kernels    := kernels base
 below_engine     := engine kernels base
 below_connectors := connectors base
 below_daemon     := $(LAYERS)
-TEST    := $(patsubst %.c,$B/%,$(wildcard tests/*/test_*.c))
+TEST    := $(patsubst %.c,$B/%,$(wildcard tests/*/test_*.c tests/engine/vectors.c))
 FUZZ    := $(patsubst %.c,$B/%,$(wildcard tests/*/fuzz_*.c))
 SUPPORT := $(patsubst %.c,$B/%.o,$(wildcard tests/*.c))
+SOURCES := $(foreach l,$(LAYERS),$(call src,$l)) $(wildcard $(MAINS))
+HEADERS := $(filter-out %_body.h,$(wildcard $(LAYERS:%=%/*.h) $(LAYERS:%=%/*/*.h)))
+WRAP    := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 
 all: $B/nightshift $B/nightshiftd
 $B/nightshift: $B/daemon/cli.o $(ARCHIVES)
@@ -50,30 +61,117 @@ $B/lib$(1).a: $(patsubst %.c,$B/%.o,$(call src,$(1)))
 	$$Qrm -f $$@; ar rcs $$@ $$^
 $B/tests/$(1)/%: $B/tests/$(1)/%.o $(SUPPORT) $(below_$(1):%=$B/lib%.a)
 	$$(call say,LD,$$@)
-	$$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc -o $$@ $$^ \
-	    $(ALL_LIBS) -lcmocka
+	$$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(WRAP) -o $$@ $$^ $(ALL_LIBS) -lcmocka
+# Under clang libFuzzer drives the target; else it replays a corpus.
+$B/tests/$(1)/fuzz_%: $B/tests/$(1)/fuzz_%.o $(if $(FUZZER),,$B/tests/replay/replay.o) $(below_$(1):%=$B/lib%.a)
+	$$(call say,LD,$$@)
+	$$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(FUZZER:%=-fsanitize=%) -o $$@ $$^ $(ALL_LIBS)
 endef
 $(foreach l,$(LAYERS),$(eval $(call layer,$l)))
-$(foreach l,$(LAYERS),$(eval $B/lib$l.a: $(patsubst %.c,$B/%.o,$(call src,$l))))
-
-$B/tests/tools/%: $B/tests/tools/%.o $B/tests/tiny.o $B/libbase.a
-	$(call say,LD,$@)
-	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)
 
 $B/%.o: %.c $B/flags
 	$(call say,CC,$<)
 	$Qmkdir -p $(@D)
-	$Q$(CC) $(ALL_CFLAGS) $(CFLAGS_$(lastword $(subst _, ,$(basename $(notdir $<))))) -MMD -MP -c -o $@ $<
+	$Q$(CC) $(ALL_CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
 # Rebuild everything when the flags change, and only then.
 $B/flags: FORCE
 	@mkdir -p $B; echo '$(CC) $(ALL_CFLAGS)' | cmp -s - $@ || echo '$(CC) $(ALL_CFLAGS)' > $@
 
-tests: $(TEST)
+# --- with their own set-up: what pkg-config says is read when make starts, so
+# a target that may install packages starts make again behind it.
+parallel = $(if $(filter j%,$(MAKEFLAGS:-%=%)),,-j$(shell nproc))
+again    = +$Q$(MAKE) --no-print-directory $(parallel)
+check:
+	@scripts/setup.sh check
+	$(again) check-now
+demo:
+	@scripts/setup.sh build
+	$(again) demo-now
+vectors:
+	@scripts/setup.sh check
+	$(again) $B/tests/engine/vectors
+	$Q$B/tests/engine/vectors $(CASES)
+bench:
+	@scripts/setup.sh bench
+	$(again) bench-now
+lint:
+	@scripts/setup.sh lint
+	$(again) -k lint-now
+asan tsan:
+	@scripts/setup.sh check
+	$(again) B=build-$@ CFLAGS='-O1 -g' SAN='$(if $(filter asan,$@),address undefined,thread)' check-now
+fuzz:
+	@scripts/setup.sh fuzz
+	$(again) B=build-fuzz CC=clang WARN= CFLAGS='-O1 -g' SAN='address undefined fuzzer-no-link' FUZZER=fuzzer fuzz-now
+
+check-now: $(TEST) $(FUZZ) all
+	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
+	$Qtests/run.sh $B $(TEST) $(FUZZ)
+demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
+	$Qscripts/demo.sh $B
+bench-now: $B/bench/engine $B/bench/cpu_limit
+	$Qbench/run.sh $B
+fuzz-now: $(FUZZ)
+	$Qscripts/fuzz.sh $(FUZZ_S) $(FUZZ)
+
+$B/tests/tools/%: $B/tests/tools/%.o $(SUPPORT) $B/libbase.a
+	$(call say,LD,$@)
+	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(WRAP) -o $@ $^ $(ALL_LIBS)
+$B/bench/%: $B/bench/%.o $(below_engine:%=$B/lib%.a)
+	$(call say,LD,$@)
+	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)
+
+# --- static checks; a stamp a file, so that only what changed is read again
+lint-now: $(SOURCES:%.c=$B/lint/%.gcc) $(SOURCES:%.c=$B/lint/%.tidy)
+	$Qscripts/lint.sh $B/lint $(LAYERS)
+$B/lint/%.gcc: %.c $B/flags
+	$(call say,CHECK,$<)
+	$Qmkdir -p $(@D)
+	$Q$(CC) $(ALL_CFLAGS) $(call isa_flags,$<) -Werror -fanalyzer -MMD -MP -MF $@.d -MT $@ -c -o /dev/null $<
+	@touch $@
+$B/lint/%.tidy: %.c $B/flags .clang-tidy
+	$(call say,TIDY,$<)
+	$Qmkdir -p $(@D)
+	$Qclang-tidy --quiet $< -- $(filter-out $(WARN),$(ALL_CFLAGS)) $(call isa_flags,$<) 2>$@.log || \
+	    { cat $@.log; false; }
+	@touch $@
+
+define arrow
+@! grep -rn --include='*.[ch]' '^ *# *include "\($(2)\)/' $(1)
+
+endef
+layers:
+	$(call arrow,base,daemon\|engine\|connectors\|kernels\|config)
+	$(call arrow,config,daemon\|engine\|connectors\|kernels)
+	$(call arrow,kernels,daemon\|engine\|connectors\|config)
+	$(call arrow,engine,daemon\|connectors\|config\|kernels/cpu\|kernels/cuda)
+	$(call arrow,connectors,daemon\|engine\|kernels\|config)
+	$(call arrow,daemon,kernels)
+	@for h in $(HEADERS); do $(CC) $(ALL_CFLAGS) -fsyntax-only -x c $$h || exit 1; done
+	@echo 'arrows hold, $(words $(HEADERS)) headers compile alone'
+
+man:
+	@man -l $(wildcard */*.[1-8])
+
+bindir = $(DESTDIR)$(prefix)/bin
+share  = $(DESTDIR)$(prefix)/share
+install: all
+	install -d $(bindir) $(DESTDIR)$(prefix)/sbin $(share)/nightshift
+	install -m 755 $B/nightshift $(bindir)
+	install -m 755 $B/nightshiftd $(DESTDIR)$(prefix)/sbin
+	install -m 644 config/nightshift.conf $(share)/nightshift
+	for p in $(wildcard */*.[1-8]); do install -D -m 644 $$p $(share)/man/man$${p##*.}/$${p##*/} || exit 1; done
+	scripts/install-units.sh '$(DESTDIR)' '$(prefix)'
+	if [ -d models/demo ]; then install -d $(share)/nightshift/models/demo && \
+	    install -m 644 models/demo/* $(share)/nightshift/models/demo; fi
+
+tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
-.PHONY: all tests clean FORCE
+.PHONY: all check check-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
+        layers man install tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
 -include $(shell find $B -name '*.d' 2>/dev/null)
