@@ -301,9 +301,9 @@ attend(struct ns_forward *fw, const struct ns_batch *batch, uint32_t layer,
     };
     struct ns_attention attention = {
         .out = narrow(fw->attended, n, q_cols),
-        .q = qkv.q,
-        .k = qkv.k,
-        .v = qkv.v,
+        .q = some(qkv.q, 0, n),
+        .k = some(qkv.k, 0, n),
+        .v = some(qkv.v, 0, n),
         .n_heads = config->n_heads,
         .kv = qkv.kv,
         .pages = qkv.pages,
