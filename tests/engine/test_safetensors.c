@@ -634,41 +634,51 @@ a_check_of_bytes_says_what_opening_the_file_says(void **state)
     tiny_remove(directory);
 }
 
+/* Opens with the n-th allocation failing, for all n. Where jansson's count too
+ * (`lax`), it may take a string without memory for bad JSON, or lose a byte of
+ * it and go on: no more can be asked than that nothing leaks or is used. */
+static void
+open_with_failures(const char *directory, bool lax)
+{
+    struct ns_safetensors *st = NULL;
+    struct ns_error err = { 0 };
+    enum ns_status status;
+    int n;
+
+    for (n = 0;; n++) {
+        fault_arm(n);
+        status = ns_safetensors_open(directory, &st, &err);
+        if (!fault_fired())
+            break;
+        if (status == NS_OK && lax) {
+            ns_safetensors_close(st);
+            st = NULL;
+        } else if (status != NS_FATAL && !lax) {
+            fail_msg("allocation %d: %s: %s", n, ns_status_name(status),
+                     err.text);
+        }
+        assert_null(st);
+    }
+    assert_int_equal(status, NS_OK);
+    assert_true(n >= (lax ? 100 : 5));
+    ns_safetensors_close(st);
+}
+
 static void
 every_allocation_may_fail(void **state)
 {
-    char *directories[2];
+    char *one = make(1), *three = make(3);
 
     (void)state;
-    directories[0] = make(1);
-    directories[1] = make(3);
+    open_with_failures(one, false);
+    open_with_failures(three, false);
     /* jansson allocates in its own library, which the linker does not wrap:
      * through this it takes our malloc, and fails when that does. */
     json_set_alloc_funcs(malloc, free);
-    for (int i = 0; i < 2; i++) {
-        struct ns_safetensors *st = NULL;
-        struct ns_error err = { 0 };
-        enum ns_status status;
-        int n;
-
-        for (n = 0;; n++) {
-            fault_arm(n);
-            status = ns_safetensors_open(directories[i], &st, &err);
-            if (!fault_fired())
-                break;
-            /* jansson takes a string that it has no memory for for an invalid
-             * token: the file is refused, which is false but harmless. */
-            if (status != NS_FATAL && !strstr(err.text, "not JSON"))
-                fail_msg("allocation %d: %s: %s", n, ns_status_name(status),
-                         err.text);
-            assert_true(status != NS_OK);
-            assert_null(st);
-        }
-        assert_int_equal(status, NS_OK);
-        assert_true(n > 20);
-        ns_safetensors_close(st);
-        tiny_remove(directories[i]);
-    }
+    open_with_failures(one, true);
+    open_with_failures(three, true);
+    tiny_remove(one);
+    tiny_remove(three);
 }
 
 int
