@@ -34,8 +34,8 @@ struct tiny_recipe {
     float mixing; /* gain of what layers add to the residual; 0: 0.12 */
 };
 
-/* Seven layers (full at 2 and 6), H 64, V 512, W 16, L 32, 8 experts of 24 top
- * 2, one F32 file: the shape of tests/cases/text_fp32. */
+/* Seven layers (full at 3 and 6), H 64, V 512, W 16, L 32, 8 experts of 24 top
+ * 2, one F32 file: nearly the shape of tests/cases/text_fp32. */
 struct tiny_recipe tiny_recipe(void);
 /* Canvas 64, bf16, eight layers: for `make demo` without the trained model. */
 struct tiny_recipe tiny_demo_recipe(void);
