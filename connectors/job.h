@@ -46,7 +46,7 @@ enum {
     NS_JOB_MESSAGES = 4096,
     NS_JOB_TOOLS = 128,
     NS_JOB_WARNINGS = 32,        /* further ones are counted in the last */
-    NS_JOB_DEADLINE_DAYS = 30,   /* later ones are cut to this, with a warning */
+    NS_JOB_DEADLINE_DAYS = 30,   /* later ones are cut, with a warning */
 };
 
 enum ns_job_mode {
@@ -64,8 +64,8 @@ struct ns_job_options { /* the server's limits; all zero is a good default */
     uint32_t canvas_length;    /* L: the highest canvas asked for; 0: 256 */
     const char *const *model_names; /* served; NULL: any */
     size_t n_model_names;
-    const char *model_warning; /* `run`: any model is taken, with a warning that
-                                * this one runs instead; NULL: no warning */
+    const char *model_warning; /* `run`: any model is taken, with a warning
+                                * that this one ran; NULL: no warning */
     bool id_from_position;     /* files: a line without custom_id gets
                                 * "<origin>:<line>:<12 hex of its hash>" */
     int64_t now_ms;            /* Unix time, to cap deadlines; 0: no cap */
@@ -90,10 +90,10 @@ struct ns_job {
     /* Of an accepted job only, from here on. */
     const char *model;        /* as asked for; NULL: none named */
     const json_t *body;       /* the whole body, as it stood in the line */
-    const json_t *messages;   /* array; for NS_JOB_TASK_SUMMARIZE the instruction
-                               * already stands in it */
-    const json_t *tools;      /* array or NULL; NULL too for tool_choice none */
-    const json_t *metadata;   /* object of texts, or NULL; goes into the result */
+    const json_t *messages;   /* array; of NS_JOB_TASK_SUMMARIZE with the
+                               * instruction already in it */
+    const json_t *tools;      /* array; NULL: none, or tool_choice none */
+    const json_t *metadata;   /* object of texts, or NULL; for the result */
 
     bool has_max_tokens, has_temperature, has_top_p, has_seed;
     uint32_t max_tokens; /* from either name */
@@ -135,7 +135,8 @@ void ns_job_destroy(struct ns_job *job); /* takes NULL */
 void ns_job_warn(struct ns_job *job, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The seed of a job that names none: a hash of its id and `base` (--seed). */
+/* The seed of a job that names none: a hash of its id and `base` (--seed), of
+ * 53 bits, so that every JSON reader gets it back from the result whole. */
 uint64_t ns_job_seed(const struct ns_job *job, uint64_t base);
 
 const char *ns_job_mode_name(enum ns_job_mode mode); /* "hybrid" */

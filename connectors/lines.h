@@ -28,6 +28,7 @@ struct ns_lines_options {
     size_t max_line;       /* 0: 16 MB */
     uint64_t max_expanded; /* of a whole LZ4 file; 0: 64 GB */
     bool no_hash;          /* leave sha256 zero */
+    bool single_read;      /* a pipe: at most one read a call, see below */
 };
 
 struct ns_line {
@@ -46,9 +47,11 @@ enum ns_status ns_lines_create(int fd, const struct ns_lines_options *options,
                                struct ns_error *err);
 void ns_lines_destroy(struct ns_lines *lines); /* takes NULL */
 
-/* NS_OK and a line; NS_OK and `*end` true when there is none left. NS_REJECT:
- * bad_lz4, too_large (expanded), bad_encoding (byte order mark): the file ends
- * there, and every later call says the same. NS_RETRY: a read failed. */
+/* NS_OK and a line; NS_OK and `*end` true when there is none left; NS_OK and a
+ * line numbered 0 when a single_read brought no whole one: wait for the
+ * descriptor and call again. NS_REJECT: bad_lz4, too_large (expanded),
+ * bad_encoding (byte order mark): the file ends there, and every later call
+ * says the same. NS_RETRY: a read failed; nothing is lost, call again. */
 enum ns_status ns_lines_next(struct ns_lines *lines, struct ns_line *out,
                              bool *end, struct ns_error *err);
 

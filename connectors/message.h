@@ -28,7 +28,7 @@ enum ns_message_kind {
 struct ns_message {
     enum ns_message_kind kind;
     struct ns_position position;
-    const char *origin; /* "jobs.jsonl", "topic/3": for people and dead letters */
+    const char *origin; /* "jobs.jsonl", "topic/3": for people, dead letters */
     const char *bytes;  /* NULL: too long to be kept, or a tombstone */
     uint64_t length;    /* true length, also when the bytes were not kept */
     unsigned char sha256[NS_SHA256_BYTES]; /* of all bytes, end of line out */

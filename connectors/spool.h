@@ -19,8 +19,8 @@
  * .part; .jsonl and .jsonl.lz4 are taken, and answered in kind. The rest is
  * logged once and left alone. The directory is locked by .lock.
  *
- *     in/a.jsonl --take--> work/a.jsonl + out/a.jsonl.part + work/a.jsonl.blocks
- *                --end--> out/a.jsonl, done/a.jsonl
+ *     in/a.jsonl --take--> work/a.jsonl, out/a.jsonl.part, work/a.jsonl.blocks
+ *                --end---> done/a.jsonl, out/a.jsonl
  *
  * Owns:   descriptors, the lock, one compact entry (24 bytes) a line.
  * Thread: the source's calls from one thread, the store's from another. One
@@ -44,7 +44,8 @@ struct ns_spool_options {
     const char *model_rev, *engine_rev;
 
     /* One file. */
-    const char *input;  /* path; "-": standard input, which can not resume */
+    const char *input;  /* path; "-": standard input, which resumes if the
+                         * same bytes come again */
     const char *output; /* path; "-": standard output: no lock, no resume.
                          * A name ending in .lz4 is written compressed. */
     bool restart;       /* put an existing OUT aside, begin anew */
@@ -56,7 +57,7 @@ struct ns_spool_options {
 
     size_t max_line;       /* 0: 16 MB */
     uint64_t max_expanded; /* of an LZ4 input; 0: 64 GB */
-    uint32_t window;       /* messages handed out and not acknowledged; 0: 256 */
+    uint32_t window;       /* messages handed out, not acknowledged; 0: 256 */
     uint32_t span;         /* lines between the oldest unfinished and the
                             * newest of a file; 0: 10,000 */
     const struct ns_io *io; /* NULL: the system's */
@@ -77,7 +78,7 @@ struct ns_store *ns_spool_store(struct ns_spool *spool);   /* borrowed */
 struct ns_spool_progress { /* a snapshot */
     uint64_t lines_done_before; /* results found at open */
     uint64_t lines_handed_out;
-    uint64_t ok, failed;        /* stored since open: ok, all others */
+    uint64_t ok, failed; /* stored since open: ok, all others */
     uint64_t bytes_read, bytes_total; /* of the input; total 0: not known */
     uint64_t files_finished, files_dead;
     bool storage_full; /* the last write met a full disk; taken back, retried */
