@@ -57,6 +57,8 @@ const char *ns_tokenizer_content(const struct ns_tokenizer *tokenizer,
                                  int32_t id);
 /* Whether job text must never yield this id, and content never shows it. */
 bool ns_tokenizer_is_control(const struct ns_tokenizer *tokenizer, int32_t id);
+/* Whether the file itself flags it "special": most, but not all of these. */
+bool ns_tokenizer_is_special(const struct ns_tokenizer *tokenizer, int32_t id);
 
 /* Appends the ids of the joined spans. NS_REJECT with code over_context when
  * `out->limit` is met, bad_text for text that is not UTF-8. No <bos> is added:

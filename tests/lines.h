@@ -1,0 +1,18 @@
+/* lines.h - golden cases: a JSON object a line. */
+#ifndef NS_TESTS_LINES_H
+#define NS_TESTS_LINES_H
+
+#include <jansson.h>
+#include <stddef.h>
+
+/* Calls `visit` for every line of `path`, numbered from 1, and returns how
+ * many there were. A file or line that cannot be read ends the program: a
+ * test without its cases has not passed. */
+size_t lines_each(const char *path,
+                  void (*visit)(size_t line, const json_t *value, void *data),
+                  void *data);
+
+/* A whole file with a NUL behind it; the caller frees it. */
+char *lines_file(const char *path, size_t *length);
+
+#endif
