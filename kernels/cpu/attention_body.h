@@ -49,28 +49,85 @@ struct key_tile {
     uint32_t first, end; /* the tile's keys that any row of the block sees */
 };
 
+/* 16 keys of n <= 16 dims into [n][PANEL], each dim times its own factor. */
 VEC_INLINE void
-transpose_16(const float *from, size_t stride, uint32_t n, float *to)
+turn_16(const float *from, size_t stride, uint32_t n, const float *times,
+        float *to)
 {
-    /* from: 16 keys, n <= 16 dims; to: [n][PANEL], 16 keys of it */
     vf r[LANES];
 
     for (uint32_t i = 0; i < LANES; i++)
         r[i] = vf_load_some(from + i * stride, n);
     vf_transpose(r);
     for (uint32_t i = 0; i < n; i++)
-        vf_store(to + i * PANEL, r[i]);
+        vf_store(to + i * PANEL,
+                 times ? vf_mul(r[i], vf_set(times[i])) : r[i]);
 }
 
-/* K [NS_PAGE][d] into two panels [d][32 keys]. Keys outside first..end - 1 are
- * left as zeros: their memory may hold anything. */
+/* Where 16 dims of K from j on lie, of 16 keys that are all seen. On compact
+ * pages: in the rotated slice, or in V, then times k_norm; NULL where the dims
+ * are of both kinds. */
+static const float *
+sixteen_dims(const struct attention_job *job, const struct key_tile *tile,
+             uint32_t key, uint32_t j, size_t *stride, const float **times)
+{
+    const struct ns_kv_layer *kv = &job->args->kv;
+    uint32_t d = kv->head_dim, r = kv->n_rotated;
+    const float *k = tile->k + key * tile->k_stride;
+
+    *times = NULL;
+    *stride = tile->k_stride;
+    if (!tile->compact)
+        return k + j;
+    if (r % LANES || d % (2 * LANES))
+        return NULL;
+    if (j < r)
+        return k + j;
+    if (j >= d / 2 && j < d / 2 + r)
+        return k + r + j - d / 2;
+    *times = job->args->k_norm + j;
+    *stride = tile->v_stride;
+    return tile->v + key * tile->v_stride + j;
+}
+
+/* The same for any keys and dims, number by number. Keys outside first..end - 1
+ * are zeros: their memory may hold anything. */
+static void
+any_dims(const struct attention_job *job, const struct key_tile *tile,
+         uint32_t first_key, uint32_t j, float key[LANES][LANES])
+{
+    const struct ns_kv_layer *kv = &job->args->kv;
+    uint32_t d = kv->head_dim, r = kv->n_rotated;
+
+    memset(key, 0, LANES * sizeof(key[0]));
+    for (uint32_t l = 0; l < LANES; l++) {
+        uint32_t at = first_key + l;
+        const float *k = tile->k + at * tile->k_stride;
+        const float *v = tile->v + at * tile->v_stride;
+
+        if (at < tile->first || at >= tile->end)
+            continue;
+        for (uint32_t dim = j; dim < d && dim < j + LANES; dim++) {
+            if (!tile->compact)
+                key[l][dim - j] = k[dim];
+            else if (dim < r)
+                key[l][dim - j] = k[dim];
+            else if (dim >= d / 2 && dim < d / 2 + r)
+                key[l][dim - j] = k[r + dim - d / 2];
+            else
+                key[l][dim - j] = v[dim] * job->args->k_norm[dim];
+        }
+    }
+}
+
+/* K [NS_PAGE][d] into two panels [d][32 keys]. */
 static void
 turn_keys(const struct attention_job *job, const struct key_tile *tile,
           float *panels)
 {
-    const struct ns_kv_layer *kv = &job->args->kv;
-    uint32_t d = kv->head_dim, r = kv->n_rotated;
+    uint32_t d = job->args->kv.head_dim;
     float key[LANES][LANES];
+    const float *times;
 
     for (uint32_t i = 0; i < NS_PAGE; i += LANES) {
         float *to = panels + i / PANEL * (size_t)d * PANEL + i % PANEL;
@@ -78,36 +135,18 @@ turn_keys(const struct attention_job *job, const struct key_tile *tile,
 
         for (uint32_t j = 0; j < d; j += LANES, to += LANES * PANEL) {
             uint32_t n = lanes_left(d, j);
+            const float *from = NULL;
+            size_t stride;
 
-            if (whole && !tile->compact) {
-                transpose_16(tile->k + i * tile->k_stride + j, tile->k_stride,
-                             n, to);
-                continue;
+            times = NULL;
+            if (whole)
+                from = sixteen_dims(job, tile, i, j, &stride, &times);
+            if (!from) {
+                any_dims(job, tile, i, j, key);
+                from = key[0];
+                stride = LANES;
             }
-            memset(key, 0, sizeof(key));
-            for (uint32_t l = 0; l < LANES; l++) {
-                uint32_t at = i + l;
-                const float *k = tile->k + at * tile->k_stride;
-                const float *v = tile->v + at * tile->v_stride;
-
-                if (at < tile->first || at >= tile->end)
-                    continue;
-                if (!tile->compact) {
-                    memcpy(key[l], k + j, n * sizeof(float));
-                    continue;
-                }
-                for (uint32_t x = 0; x < n; x++) {
-                    uint32_t dim = j + x;
-
-                    if (dim < r)
-                        key[l][x] = k[dim];
-                    else if (dim >= d / 2 && dim < d / 2 + r)
-                        key[l][x] = k[r + dim - d / 2];
-                    else
-                        key[l][x] = v[dim] * job->args->k_norm[dim];
-                }
-            }
-            transpose_16(key[0], LANES, n, to);
+            turn_16(from, stride, n, times, to);
         }
     }
 }

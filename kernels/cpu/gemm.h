@@ -31,6 +31,8 @@ struct strip {
     uint32_t k;
     uint32_t n_cols; /* 1..32 */
     bool more;       /* c holds the chain so far */
+    const void *ahead; /* what the next strip will read in b's place, so large
+                        * as this one, to fetch meanwhile; or NULL */
 };
 
 void gemm_f32_avx2(const struct strip *strip);

@@ -27,7 +27,7 @@ soft_cap(vf z, float cap)
 {
     if (!(cap > 0.0f))
         return z;
-    return vf_mul(vf_set(cap), vf_tanh(vf_div(z, vf_set(cap))));
+    return vf_mul(vf_set(cap), vf_tanh(vf_mul(z, vf_set(1.0f / cap))));
 }
 
 VEC_INLINE float
@@ -121,7 +121,9 @@ tile_row(float *l, uint32_t n_cols, float cap, float inv_temperature,
     return factor;
 }
 
-/* n_cols <= 32 columns of a tile's rows of the table as a panel [k][32]. */
+/* n_cols <= 32 columns of a tile's rows of the table as a panel [k][32]. The
+ * rows lie so far apart that no hardware foresees them: what the next panel
+ * will take is fetched on the way. */
 static void
 panel_of_rows(const struct ns_weight *table, uint32_t token, uint32_t n_tokens,
               uint32_t col, uint32_t n_cols, float *panel)
@@ -133,6 +135,8 @@ panel_of_rows(const struct ns_weight *table, uint32_t token, uint32_t n_tokens,
             const float *from =
                 (const float *)packed_table_row(table, token + i) + col;
 
+            _mm_prefetch(from + PANEL, _MM_HINT_T1);
+            _mm_prefetch(from + PANEL + LANES, _MM_HINT_T1);
             if (n_cols == PANEL) {
                 vf_store(to, vf_load(from));
                 vf_store(to + LANES, vf_load(from + LANES));
@@ -145,6 +149,7 @@ panel_of_rows(const struct ns_weight *table, uint32_t token, uint32_t n_tokens,
                 (const uint16_t *)packed_table_row(table, token + i) + col;
             uint16_t some[PANEL];
 
+            _mm_prefetch(from + PANEL, _MM_HINT_T1);
             if (n_cols < PANEL) {
                 memset(some, 0, sizeof(some));
                 memcpy(some, from, n_cols * sizeof(*some));
@@ -167,6 +172,9 @@ pairs_of_rows(const struct ns_weight *table, uint32_t token, uint32_t n_tokens,
     for (uint32_t i = 0; i < n_tokens; i += 2) {
         __m512i low, high = _mm512_setzero_si512();
 
+        _mm_prefetch((const uint16_t *)packed_table_row(table, token + i) +
+                         col + PANEL,
+                     _MM_HINT_T1);
         low = _mm512_maskz_loadu_epi16(
             some, (const uint16_t *)packed_table_row(table, token + i) + col);
         if (i + 1 < n_tokens)

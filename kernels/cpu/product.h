@@ -65,7 +65,8 @@ narrow_row(uint16_t *to, const float *from, uint32_t k)
 #endif
 
 /* Rows index[0..n-1] of x, or its first n. `buffer` holds operand_ld(k) floats
- * a row; it is left alone where x serves as it is. */
+ * a row; it is left alone where x serves as it is: not where its rows lie a
+ * page apart, which leaves a tile's rows one set of L1 to share. */
 VEC_INLINE struct operand
 operand_make(const struct cpu *cpu, enum ns_dtype weights, const float *x,
              size_t ldx, const uint32_t *index, uint32_t n_rows, uint32_t k,
@@ -73,7 +74,7 @@ operand_make(const struct cpu *cpu, enum ns_dtype weights, const float *x,
 {
     struct operand operand = { x, ldx, false };
 
-    if (!cpu->bf16_products && !index)
+    if (!cpu->bf16_products && !index && (ldx % 1024 || n_rows < 8))
         return operand;
     operand.data = buffer;
     operand.ld = operand_ld(k);
@@ -116,6 +117,7 @@ product(float *c, size_t ldc, struct operand a, uint32_t row0, uint32_t n_rows,
         .ldb = PANEL,
         .k = k,
         .n_cols = n_cols,
+        .ahead = (const char *)panel + packed_panel_bytes(weights, k),
     };
 
 #ifdef GEMM_BF16

@@ -19,11 +19,14 @@ enum {
     HEAD_GROUP = 256,        /* rows whose parts are kept at a time */
 };
 
-/* Row length of an operand's copy: AMX eats 32 inputs at a time. */
+/* Row length of an operand's copy: AMX eats 32 inputs at a time, and rows that
+ * lie a power of two apart would share the same few sets of the caches. */
 static inline uint32_t
 operand_ld(uint32_t k)
 {
-    return (k + 31) & ~31u;
+    uint32_t ld = (k + 31) & ~31u;
+
+    return ld % 512 ? ld : ld + 32;
 }
 
 static inline size_t

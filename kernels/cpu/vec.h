@@ -59,7 +59,7 @@ VEC_INLINE vm vi_gt(vi a, vi b) { return _mm512_cmpgt_epi32_mask(a, b); }
 VEC_INLINE vf vf_pick(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, a, b); }
 VEC_INLINE vi vi_pick(vm m, vi a, vi b) { return _mm512_mask_blend_epi32(m, a, b); }
 VEC_INLINE vm vm_and(vm a, vm b) { return a & b; }
-VEC_INLINE int vm_any(vm m) { return m != 0; }
+VEC_INLINE int vm_all(vm m) { return m == 0xffff; }
 
 #else
 
@@ -202,9 +202,9 @@ vm_and(vm x, vm y)
     return VEC_PAIR(vm, _mm256_and_ps(x.a, y.a), _mm256_and_ps(x.b, y.b));
 }
 VEC_INLINE int
-vm_any(vm m)
+vm_all(vm m)
 {
-    return _mm256_movemask_ps(_mm256_or_ps(m.a, m.b)) != 0;
+    return _mm256_movemask_ps(_mm256_and_ps(m.a, m.b)) == 0xff;
 }
 
 #endif
@@ -253,6 +253,30 @@ vf_between(vf x, int32_t first, int32_t end)
     return vf_pick(inside, vf_set(-__builtin_inff()), x);
 }
 
+#ifndef __AVX512F__
+VEC_INLINE void
+transpose_8(__m256 r[8])
+{
+    __m256 t[8];
+
+    for (int i = 0; i < 8; i += 4) {
+        __m256 a = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        __m256 b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        __m256 c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
+        __m256 d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+
+        t[i] = _mm256_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+    }
+}
+#endif
+
 /* Sixteen rows of sixteen change places with sixteen columns. */
 VEC_INLINE void
 vf_transpose(vf r[LANES])
@@ -294,15 +318,22 @@ vf_transpose(vf r[LANES])
 #undef LOW2
 #undef HIGH2
 #else
-    float from[LANES][LANES], to[LANES][LANES];
+    __m256 a[8], b[8], c[8], d[8];
 
-    for (int i = 0; i < LANES; i++)
-        vf_store(from[i], r[i]);
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < LANES; j++)
-            to[j][i] = from[i][j];
-    for (int i = 0; i < LANES; i++)
-        r[i] = vf_load(to[i]);
+    for (int i = 0; i < 8; i++) {
+        a[i] = r[i].a;
+        b[i] = r[i].b;
+        c[i] = r[i + 8].a;
+        d[i] = r[i + 8].b;
+    }
+    transpose_8(a);
+    transpose_8(b);
+    transpose_8(c);
+    transpose_8(d);
+    for (int i = 0; i < 8; i++) {
+        r[i] = VEC_PAIR(vf, a[i], c[i]);
+        r[i + 8] = VEC_PAIR(vf, b[i], d[i]);
+    }
 #endif
 }
 
@@ -422,6 +453,8 @@ vf_tanh(vf x)
     p = vf_fma(p, t, vf_set(0.13331491f));
     p = vf_fma(p, t, vf_set(-0.33333284f));
     p = vf_fma(vf_mul(a, t), p, a);
+    if (vm_all(near))
+        return vi_as_float(vi_or(vf_as_int(p), sign));
     e = vf_add(vf_exp(vf_add(a, a)), vf_set(1.0f));
     e = vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), e));
     p = vf_pick(near, e, p);
