@@ -51,13 +51,13 @@ struct ns_options {
     struct {
         const char *spool; /* NULL: none given */
         uint32_t window;   /* jobs taken in and not yet stored */
-        uint64_t poll_ms;  /* how often in/ is looked at */
+        uint64_t window_bytes;
+        uint64_t poll_ms; /* how often in/ is looked at */
         bool allow_nfs;
     } intake;
     struct {
         uint32_t default_max_tokens;
         uint64_t message_bytes; /* one job, expanded */
-        uint32_t retries, stalls;
     } limits;
     struct {
         uint64_t drain_ms, checkpoint_ms, pass_limit_ms, retry_ms;

@@ -1,0 +1,60 @@
+/* nightshift(1): dispatch to the commands. */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/command.h"
+#include "daemon/setup.h"
+#include "daemon/version.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *meaning;
+} commands[] = {
+    { "run", ns_command_run, "run the jobs of a file" },
+    { "validate", ns_command_validate, "check the jobs of a file" },
+    { "show", ns_command_show, "print a results file for reading" },
+    { "inspect", ns_command_inspect, "say what a model is and needs" },
+    { "tokenize", ns_command_tokenize, "text to token ids, and back" },
+};
+
+static void
+print_usage(FILE *file)
+{
+    fprintf(file, "usage: nightshift COMMAND [options]\n\n");
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].meaning);
+    fprintf(file, "\n`nightshift COMMAND --help` says more, and "
+                  "nightshift(1) all.\n");
+}
+
+int
+main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_usage(stderr);
+        return NS_EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        print_usage(stdout);
+        return NS_EXIT_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("nightshift %s\n", NS_VERSION);
+        return NS_EXIT_OK;
+    }
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (strcmp(argv[1], commands[i].name) == 0) {
+            int status = commands[i].run(argc - 1, argv + 1);
+
+            /* A reader that went away, a full disk: not a success. */
+            if (fflush(stdout) != 0 && status == NS_EXIT_OK)
+                status = ns_command_fail(NS_EXIT_AGAIN,
+                                         "cannot write standard output");
+            return status;
+        }
+    fprintf(stderr, "nightshift: there is no command %s\n", argv[1]);
+    print_usage(stderr);
+    return NS_EXIT_USAGE;
+}

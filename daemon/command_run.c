@@ -1,0 +1,324 @@
+#include "daemon/command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "connectors/lines.h"
+#include "connectors/spool.h"
+#include "daemon/arguments.h"
+#include "daemon/progress.h"
+#include "daemon/setup.h"
+#include "daemon/signals.h"
+
+static const char usage[] =
+    "usage: nightshift run FILE|- [options]\n"
+    "\n"
+    "Runs the jobs of an OpenAI Batch file and writes a line for each. Running\n"
+    "again with the same OUT carries on where the last run stopped.\n"
+    "\n"
+    "  -o, --output OUT     results (default: standard output, which cannot\n"
+    "                       be carried on)\n"
+    "  -m, --model DIR      checkpoint folder\n"
+    "      --mode MODE      of jobs that name none: auto, diffusion, ar, hybrid\n"
+    "      --seed N         with the job id, the seed of jobs that name none\n"
+    "      --restart        put an existing OUT aside and begin anew\n"
+    "      --retry-failed   run lines again whose result is an error\n"
+    "      --threads N      of a pass; no result depends on it\n"
+    "      --config FILE    see nightshift.conf(5)\n"
+    "      --set KEY=VALUE  one key of it\n"
+    "  -q, --quiet          no progress, no summary\n"
+    "      --progress       both, also where standard error is no terminal\n";
+
+struct run {
+    struct ns_arguments arguments;
+    const char *input, *output;
+    bool restart, retry_failed, quiet, progress;
+
+    struct ns_options *options;
+    struct ns_engine *engine;
+    struct ns_spool *spool;
+    struct ns_pipeline *pipeline;
+    char **model_names;
+    char model[PATH_MAX], model_name[256];
+};
+
+enum { MODE = 256, SEED, RESTART, RETRY_FAILED, THREADS, CONFIG, SET,
+       PROGRESS };
+
+static const struct option long_options[] = {
+    { "output", required_argument, NULL, 'o' },
+    { "model", required_argument, NULL, 'm' },
+    { "mode", required_argument, NULL, MODE },
+    { "seed", required_argument, NULL, SEED },
+    { "restart", no_argument, NULL, RESTART },
+    { "retry-failed", no_argument, NULL, RETRY_FAILED },
+    { "threads", required_argument, NULL, THREADS },
+    { "config", required_argument, NULL, CONFIG },
+    { "set", required_argument, NULL, SET },
+    { "quiet", no_argument, NULL, 'q' },
+    { "progress", no_argument, NULL, PROGRESS },
+    { "help", no_argument, NULL, 'h' },
+    { NULL, 0, NULL, 0 },
+};
+
+/* -1 to go on, else the status to leave with. */
+static int
+read_arguments(struct run *run, int argc, char **argv)
+{
+    struct ns_arguments *arguments = &run->arguments;
+    struct ns_error err = { 0 };
+    int c;
+
+    while ((c = getopt_long(argc, argv, "o:m:qh", long_options, NULL)) != -1) {
+        switch (c) {
+        case 'o':
+            run->output = optarg;
+            break;
+        case 'm':
+            ns_arguments_add(arguments, "engine.model", optarg, &err);
+            break;
+        case MODE:
+            ns_arguments_add(arguments, "engine.mode", optarg, &err);
+            break;
+        case SEED:
+            ns_arguments_add(arguments, "engine.seed", optarg, &err);
+            break;
+        case THREADS:
+            ns_arguments_add(arguments, "cpu.threads", optarg, &err);
+            break;
+        case SET:
+            ns_arguments_add(arguments, NULL, optarg, &err);
+            break;
+        case CONFIG:
+            arguments->config = optarg;
+            break;
+        case RESTART:
+            run->restart = true;
+            break;
+        case RETRY_FAILED:
+            run->retry_failed = true;
+            break;
+        case 'q':
+            run->quiet = true;
+            break;
+        case PROGRESS:
+            run->progress = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return NS_EXIT_OK;
+        default:
+            fputs(usage, stderr);
+            return NS_EXIT_USAGE;
+        }
+        if (err.status != NS_OK)
+            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
+    }
+    if (argc - optind != 1) {
+        fputs(usage, stderr);
+        return NS_EXIT_USAGE;
+    }
+    run->input = argv[optind];
+    if (!run->output)
+        run->output = "-";
+    return -1;
+}
+
+/* Jobs of a file, for the progress line; 0 when that cannot be known. */
+static uint64_t
+count_jobs(const char *path)
+{
+    const struct ns_lines_options options = { .no_hash = true };
+    struct ns_lines *lines;
+    struct ns_line line;
+    struct ns_error err;
+    uint64_t n = 0;
+    bool end = false;
+    int fd;
+
+    if (strcmp(path, "-") == 0)
+        return 0;
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd == -1)
+        return 0;
+    if (ns_lines_create(fd, &options, NULL, &lines, &err) == NS_OK) {
+        while (ns_lines_next(lines, &line, &end, &err) == NS_OK && !end)
+            n++;
+        ns_lines_destroy(lines);
+    }
+    close(fd);
+    return n;
+}
+
+static enum ns_status
+open_parts(struct run *run, struct ns_error *err)
+{
+    struct ns_engine_options engine_options;
+    struct ns_spool_options spool = {
+        .input = run->input,
+        .output = run->output,
+        .restart = run->restart,
+        .retry_failed = run->retry_failed,
+        .max_line = run->options->limits.message_bytes,
+        .window = run->options->intake.window,
+    };
+    enum ns_status status;
+
+    /* What is cheap to find wrong is looked at before the model is read. */
+    if (strcmp(run->input, "-") != 0 && access(run->input, R_OK) == -1) {
+        ns_fail_errno(err, NS_REJECT, "%s", run->input);
+        err->code = "unreadable_input";
+        return NS_REJECT;
+    }
+    status = ns_setup_model(run->options, run->model, sizeof(run->model), err);
+    if (status != NS_OK)
+        return status;
+    ns_setup_model_name(run->model, run->model_name, sizeof(run->model_name));
+    engine_options = ns_setup_engine(run->options, run->model);
+    status = ns_engine_open(&engine_options, &run->engine, err);
+    if (status != NS_OK)
+        return status;
+    spool.model_rev = ns_engine_model(run->engine)->revision;
+    spool.engine_rev = ns_engine_revision(run->engine);
+    return ns_spool_open(&spool, &run->spool, err);
+}
+
+static enum ns_status
+start(struct run *run, struct ns_error *err)
+{
+    const struct ns_options *options = run->options;
+    struct ns_pipeline_options pipeline = {
+        .engine = run->engine,
+        .source = ns_spool_source(run->spool),
+        .store = ns_spool_store(run->spool),
+        .job = { .max_bytes = options->limits.message_bytes,
+                 .canvas_length =
+                     ns_engine_model(run->engine)->config.canvas_length,
+                 .model_warning = run->model_name,
+                 .id_from_position = true },
+        .model_name = run->model_name,
+        .window = options->intake.window,
+        .window_bytes = options->intake.window_bytes,
+        .prepare_threads = options->daemon.prepare_threads,
+        .tuning = ns_setup_tuning(options),
+    };
+    enum ns_status status;
+
+    status = ns_setup_model_names(options, &run->model_names,
+                                  &pipeline.job.n_model_names, err);
+    if (status != NS_OK)
+        return status;
+    pipeline.job.model_names = (const char *const *)run->model_names;
+    pipeline.report_asked_name = run->model_names != NULL;
+    if (run->model_names)
+        pipeline.job.model_warning = NULL;
+    return ns_pipeline_create(&pipeline, &run->pipeline, err);
+}
+
+/* Whether a line that rewrites itself has a place: a terminal that results do
+ * not go to. */
+static bool
+wants_live(const struct run *run)
+{
+    if (run->quiet || !isatty(STDERR_FILENO))
+        return false;
+    return strcmp(run->output, "-") != 0 || !isatty(STDOUT_FILENO);
+}
+
+/* Turns until everything is done, or a stop is through. True if stopped. */
+static bool
+loop(struct run *run, struct ns_progress *progress)
+{
+    struct ns_pipeline_counts counts;
+    bool stopped = false;
+    int wait_ms;
+
+    while (ns_pipeline_turn(run->pipeline, &wait_ms)) {
+        ns_signals_wait(ns_pipeline_descriptor(run->pipeline),
+                        progress->live && wait_ms > 250 ? 250 : wait_ms);
+        if (ns_signals_take() & NS_SIGNAL_STOP && !stopped) {
+            stopped = true;
+            ns_progress_clear(progress);
+            if (!run->quiet)
+                fprintf(stderr, "stopping behind this pass%s; again to stop "
+                        "at once\n",
+                        strcmp(run->output, "-") ? ", the same command "
+                                                   "carries on" : "");
+            ns_pipeline_stop(run->pipeline, 0);
+        }
+        if (progress->live && !stopped) {
+            counts = ns_pipeline_counts(run->pipeline);
+            ns_progress_show(progress, &counts);
+        }
+    }
+    ns_progress_clear(progress);
+    return stopped;
+}
+
+static int
+exit_status(const struct ns_pipeline_counts *counts)
+{
+    if (counts->failed == 0)
+        return NS_EXIT_OK;
+    return counts->ok ? NS_EXIT_SOME : NS_EXIT_NONE;
+}
+
+static int
+run_jobs(struct run *run)
+{
+    struct ns_pipeline_counts counts;
+    struct ns_progress progress;
+    struct ns_error err = { 0 };
+    uint64_t total, before;
+    bool stopped;
+    int status;
+
+    if (ns_arguments_load(&run->arguments, &run->options, &err) != NS_OK)
+        return ns_command_fail(NS_EXIT_CONFIG, "%s", err.text);
+    if (run->arguments.config)
+        ns_setup_log(run->options);
+    else
+        ns_log_set_level(NS_LOG_WARN); /* a person sits here, not a journal */
+    if (open_parts(run, &err) != NS_OK)
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
+                               err.text);
+    before = ns_spool_progress(run->spool).lines_done_before;
+    total = wants_live(run) ? count_jobs(run->input) : 0;
+    total = total > before ? total - before : 0;
+    if (ns_signals_ready(NS_EXIT_INTERRUPTED, &err) != NS_OK ||
+        start(run, &err) != NS_OK)
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
+                               err.text);
+    ns_progress_init(&progress, stderr, wants_live(run), total, before);
+    stopped = loop(run, &progress);
+    counts = ns_pipeline_counts(run->pipeline);
+    status = stopped ? NS_EXIT_INTERRUPTED : exit_status(&counts);
+    if (ns_pipeline_failure(run->pipeline, &err) != NS_OK)
+        status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s",
+                                 err.text);
+    if (!run->quiet && (isatty(STDERR_FILENO) || run->progress))
+        ns_progress_summary(&progress, &counts);
+    return status;
+}
+
+int
+ns_command_run(int argc, char **argv)
+{
+    struct run run = { 0 };
+    int status = read_arguments(&run, argc, argv);
+
+    if (status == -1)
+        status = run_jobs(&run);
+    ns_pipeline_destroy(run.pipeline);
+    ns_spool_close(run.spool);
+    ns_engine_close(run.engine);
+    free(run.model_names);
+    ns_options_destroy(run.options);
+    return status;
+}

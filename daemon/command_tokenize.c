@@ -1,0 +1,262 @@
+#include "daemon/command.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/arguments.h"
+#include "daemon/setup.h"
+#include "engine/prompt.h"
+#include "engine/tokenizer.h"
+
+static const char usage[] =
+    "usage: nightshift tokenize [options] [TEXT...]\n"
+    "\n"
+    "Text (the arguments, or standard input) to token ids. Control tokens never\n"
+    "come of text: they are spelt out as the characters they are.\n"
+    "\n"
+    "  -m, --model DIR   checkpoint folder\n"
+    "  -d, --decode      ids to text\n"
+    "  -c, --chat        a JSON array of messages, or an object with messages\n"
+    "                    and tools, to the ids of its prompt\n"
+    "      --text        with --chat: the prompt's text instead of its ids\n"
+    "  -t, --thinking    with --chat: ask for a thought\n"
+    "  -n, --count       only how many\n";
+
+enum { INPUT_LIMIT = 64 << 20, ID_LIMIT = 64 << 20 };
+
+struct tokenize {
+    bool decode, chat, text, thinking, count;
+    struct ns_tokenizer *tokenizer;
+};
+
+/* The arguments with a space between, or all of standard input. */
+static enum ns_status
+read_input(int argc, char **argv, struct ns_buf *out, struct ns_error *err)
+{
+    size_t n;
+
+    if (optind < argc) {
+        for (int i = optind; i < argc; i++) {
+            if (i > optind)
+                ns_buf_byte(out, ' ');
+            ns_buf_text(out, argv[i]);
+        }
+        return ns_buf_check(out, "the text", err);
+    }
+    do {
+        char *room = ns_buf_room(out, 65536);
+
+        if (!room)
+            break;
+        n = fread(room, 1, 65536, stdin);
+        out->length += n;
+    } while (n > 0);
+    if (ferror(stdin))
+        return ns_fail_errno(err, NS_REJECT, "standard input");
+    return ns_buf_check(out, "standard input", err);
+}
+
+static enum ns_status
+decode(const struct tokenize *t, const char *text, struct ns_error *err)
+{
+    struct ns_ids ids = { .limit = ID_LIMIT };
+    enum ns_status status = NS_OK;
+    struct ns_buf out;
+    char *end;
+
+    ns_buf_init(&out, SIZE_MAX / 2);
+    for (const char *at = text; status == NS_OK; at = end) {
+        long id;
+
+        at += strspn(at, " \t\r\n,[]");
+        if (*at == '\0')
+            break;
+        errno = 0;
+        id = strtol(at, &end, 10);
+        if (end == at || errno || id < 0 ||
+            (uint64_t)id >= ns_tokenizer_size(t->tokenizer))
+            status = ns_fail(err, NS_REJECT, "\"%.20s\" is not an id below %u",
+                             at, ns_tokenizer_size(t->tokenizer));
+        else
+            status = ns_ids_add(&ids, (int32_t)id, err);
+    }
+    if (status == NS_OK) {
+        ns_tokenizer_decode(t->tokenizer, ids.id, ids.n, false, &out);
+        status = ns_buf_check(&out, "the text", err);
+    }
+    if (status == NS_OK) {
+        fwrite(out.data, 1, out.length, stdout);
+        printf("\n");
+    }
+    ns_buf_fini(&out);
+    ns_ids_fini(&ids);
+    return status;
+}
+
+static void
+print_ids(const struct tokenize *t, const struct ns_ids *ids)
+{
+    if (t->count) {
+        printf("%zu\n", ids->n);
+        return;
+    }
+    for (size_t i = 0; i < ids->n; i++)
+        printf("%s%d", i ? " " : "", ids->id[i]);
+    printf("\n");
+}
+
+static enum ns_status
+encode(const struct tokenize *t, const struct ns_buf *text,
+       struct ns_error *err)
+{
+    const struct ns_span span = { text->data ? text->data : "", text->length,
+                                  false };
+    struct ns_ids ids = { .limit = ID_LIMIT };
+    enum ns_status status;
+
+    status = ns_tokenizer_encode(t->tokenizer, &span, 1, &ids, err);
+    if (status == NS_OK)
+        print_ids(t, &ids);
+    ns_ids_fini(&ids);
+    return status;
+}
+
+static enum ns_status
+chat(const struct tokenize *t, const struct ns_buf *text,
+     struct ns_error *err)
+{
+    const struct ns_prompt_options options = { .thinking = t->thinking,
+                                               .generation_prompt = true };
+    struct ns_prompt prompt = { 0 };
+    struct ns_ids ids = { .limit = ID_LIMIT };
+    const json_t *messages;
+    enum ns_status status;
+    json_error_t where;
+    json_t *root;
+
+    root = json_loadb(text->data ? text->data : "", text->length,
+                      JSON_REJECT_DUPLICATES, &where);
+    if (!root)
+        return ns_fail(err, NS_REJECT, "line %d, column %d: %s", where.line,
+                       where.column, where.text);
+    messages = json_is_object(root) ? json_object_get(root, "messages") : root;
+    status = ns_prompt_render(messages, json_object_get(root, "tools"),
+                              &options, INPUT_LIMIT, &prompt, err);
+    if (status == NS_OK && t->text) {
+        fwrite(prompt.text.data, 1, prompt.text.length, stdout);
+        printf("\n");
+    } else if (status == NS_OK) {
+        status = ns_prompt_encode(&prompt, t->tokenizer, NULL, NULL, &ids, err);
+        if (status == NS_OK)
+            print_ids(t, &ids);
+    }
+    ns_ids_fini(&ids);
+    ns_prompt_fini(&prompt);
+    json_decref(root);
+    return status;
+}
+
+static enum ns_status
+tokenize(struct tokenize *t, const struct ns_options *options, int argc,
+         char **argv, struct ns_error *err)
+{
+    char directory[PATH_MAX], path[PATH_MAX + 16];
+    enum ns_status status;
+    struct ns_buf text;
+
+    status = ns_setup_model(options, directory, sizeof(directory), err);
+    if (status != NS_OK)
+        return status;
+    snprintf(path, sizeof(path), "%s/tokenizer.json", directory);
+    status = ns_tokenizer_open(path, &t->tokenizer, err);
+    if (status != NS_OK)
+        return status;
+    ns_buf_init(&text, INPUT_LIMIT);
+    status = read_input(argc, argv, &text, err);
+    if (status == NS_OK)
+        status = t->decode ? decode(t, text.data ? text.data : "", err)
+                 : t->chat ? chat(t, &text, err)
+                           : encode(t, &text, err);
+    if (status == NS_REJECT && !err->code)
+        err->code = "unreadable_input";
+    ns_buf_fini(&text);
+    return status;
+}
+
+enum { TEXT = 256, CONFIG, SET };
+
+int
+ns_command_tokenize(int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        { "model", required_argument, NULL, 'm' },
+        { "decode", no_argument, NULL, 'd' },
+        { "chat", no_argument, NULL, 'c' },
+        { "text", no_argument, NULL, TEXT },
+        { "thinking", no_argument, NULL, 't' },
+        { "count", no_argument, NULL, 'n' },
+        { "config", required_argument, NULL, CONFIG },
+        { "set", required_argument, NULL, SET },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    struct ns_arguments arguments = { 0 };
+    struct ns_options *options = NULL;
+    struct tokenize t = { 0 };
+    struct ns_error err = { 0 };
+    enum ns_status status;
+    int c;
+
+    while ((c = getopt_long(argc, argv, "m:dctnh", long_options, NULL)) !=
+           -1) {
+        switch (c) {
+        case 'm':
+            ns_arguments_add(&arguments, "engine.model", optarg, &err);
+            break;
+        case 'd':
+            t.decode = true;
+            break;
+        case 'c':
+            t.chat = true;
+            break;
+        case TEXT:
+            t.text = true;
+            break;
+        case 't':
+            t.thinking = true;
+            break;
+        case 'n':
+            t.count = true;
+            break;
+        case CONFIG:
+            arguments.config = optarg;
+            break;
+        case SET:
+            ns_arguments_add(&arguments, NULL, optarg, &err);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return NS_EXIT_OK;
+        default:
+            fputs(usage, stderr);
+            return NS_EXIT_USAGE;
+        }
+    }
+    if (t.decode && t.chat) {
+        fputs(usage, stderr);
+        return NS_EXIT_USAGE;
+    }
+    status = ns_arguments_load(&arguments, &options, &err);
+    if (status == NS_OK)
+        status = tokenize(&t, options, argc, argv, &err);
+    ns_tokenizer_close(t.tokenizer);
+    ns_options_destroy(options);
+    if (status != NS_OK)
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
+                               err.text);
+    return NS_EXIT_OK;
+}

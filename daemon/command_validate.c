@@ -1,0 +1,321 @@
+#include "daemon/command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "connectors/lines.h"
+#include "daemon/arguments.h"
+#include "daemon/prepare.h"
+#include "daemon/setup.h"
+
+static const char usage[] =
+    "usage: nightshift validate FILE|- [options]\n"
+    "\n"
+    "Checks each job as `run` would, without running any: one line for each\n"
+    "mistake, with its code and the field, then the counts.\n"
+    "\n"
+    "  -m, --model DIR      count tokens with this model's tokenizer, and check\n"
+    "                       them against its context\n"
+    "  -w, --warnings       show warnings as well\n"
+    "      --config FILE    see nightshift.conf(5)\n"
+    "      --set KEY=VALUE  one key of it\n";
+
+struct seen { /* an id of an earlier line, by its hash */
+    uint64_t hash, line;
+};
+
+struct validate {
+    struct ns_arguments arguments;
+    struct ns_options *options;
+    const char *input, *model;
+    bool warnings;
+
+    struct ns_backend *be;
+    struct ns_model *described;
+    struct ns_tokenizer *tokenizer;
+
+    struct seen *seen; /* open addressing, a power of two */
+    size_t n_seen, capacity;
+
+    uint64_t n_jobs, n_bad, n_warnings;
+    uint64_t n_tokens, most_tokens, most_line;
+};
+
+/* Line of an earlier job with the same id, 0 if there is none. Ids are told
+ * apart by 64 bits: at a million jobs a false alarm is one in 40 million. */
+static uint64_t
+remember(struct validate *v, const char *id, uint64_t line)
+{
+    uint64_t hash = XXH3_64bits(id, strlen(id)) | 1; /* 0: a free place */
+    size_t at;
+
+    if (v->n_seen * 2 >= v->capacity) {
+        size_t capacity = v->capacity ? v->capacity * 2 : 1024;
+        struct seen *bigger = calloc(capacity, sizeof(*bigger));
+
+        if (!bigger)
+            return 0;
+        for (size_t i = 0; i < v->capacity; i++) {
+            if (v->seen[i].hash == 0)
+                continue;
+            at = v->seen[i].hash & (capacity - 1);
+            while (bigger[at].hash)
+                at = (at + 1) & (capacity - 1);
+            bigger[at] = v->seen[i];
+        }
+        free(v->seen);
+        v->seen = bigger;
+        v->capacity = capacity;
+    }
+    at = hash & (v->capacity - 1);
+    while (v->seen[at].hash && v->seen[at].hash != hash)
+        at = (at + 1) & (v->capacity - 1);
+    if (v->seen[at].hash == hash)
+        return v->seen[at].line;
+    v->seen[at] = (struct seen){ hash, line };
+    v->n_seen++;
+    return 0;
+}
+
+static void
+complain(struct validate *v, uint64_t line, const struct ns_job *job,
+         const struct ns_error *err)
+{
+    v->n_bad++;
+    printf("%s:%" PRIu64 ": %s: %s%s%s%s%s%s\n", v->input, line,
+           err->code ? err->code : "invalid", err->param,
+           err->param[0] ? ": " : "", err->text,
+           job && job->custom_id ? " (" : "",
+           job && job->custom_id ? job->custom_id : "",
+           job && job->custom_id ? ")" : "");
+}
+
+/* What an accepted job still has to pass where the model is known. */
+static enum ns_status
+check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
+                 struct ns_error *err)
+{
+    const struct ns_model *model = v->described;
+    enum ns_mode mode = job->mode == NS_JOB_AR ? NS_MODE_AR
+                                               : NS_MODE_DIFFUSION;
+    struct ns_ids ids;
+    enum ns_status status;
+    uint32_t max_tokens;
+
+    if (!model)
+        return NS_OK;
+    if (!model->generation.ar_capable &&
+        (job->mode == NS_JOB_AR || job->mode == NS_JOB_HYBRID))
+        return ns_refuse(err, "unsupported", "nightshift.mode",
+                         "this checkpoint is not declared AR-capable");
+    status = ns_prepare_tokens(job, v->tokenizer, &ids, err);
+    if (status == NS_OK) {
+        v->n_tokens += ids.n;
+        if (ids.n > v->most_tokens) {
+            v->most_tokens = ids.n;
+            v->most_line = line;
+        }
+        status = ns_prepare_max_tokens(
+            job, &model->config, mode, (uint32_t)ids.n,
+            v->options->limits.default_max_tokens, &max_tokens, err);
+    }
+    ns_ids_fini(&ids);
+    return status;
+}
+
+static enum ns_status
+check_line(struct validate *v, const struct ns_line *line,
+           struct ns_error *err)
+{
+    struct ns_job_options options = {
+        .max_bytes = v->options->limits.message_bytes,
+        .canvas_length =
+            v->described ? v->described->config.canvas_length : 0,
+        .id_from_position = true,
+        .now_ms = ns_unix_now_ms(),
+    };
+    struct ns_message message = {
+        .kind = NS_MESSAGE_JOB,
+        .position = { .offset = line->number },
+        .origin = v->input,
+        .bytes = line->bytes,
+        .length = line->length,
+    };
+    struct ns_job *job = NULL;
+    enum ns_status status;
+    uint64_t earlier;
+
+    memcpy(message.sha256, line->sha256, sizeof(message.sha256));
+    v->n_jobs++;
+    status = ns_job_parse(&message, &options, &job, err);
+    if (status == NS_OK) {
+        earlier = remember(v, job->id, line->number);
+        if (earlier)
+            status = ns_refuse(err, "duplicate_id", "custom_id",
+                               "line %" PRIu64 " has this id already",
+                               earlier);
+    }
+    if (status == NS_OK)
+        status = check_with_model(v, job, line->number, err);
+    if (status == NS_REJECT)
+        complain(v, line->number, job, err);
+    for (size_t i = 0; job && i < job->n_warnings; i++) {
+        v->n_warnings++;
+        if (v->warnings)
+            printf("%s:%" PRIu64 ": warning: %s\n", v->input, line->number,
+                   job->warnings[i]);
+    }
+    ns_job_destroy(job);
+    return status == NS_REJECT ? NS_OK : status;
+}
+
+static enum ns_status
+check_lines(struct validate *v, int fd, struct ns_error *err)
+{
+    const struct ns_lines_options options = {
+        .max_line = v->options->limits.message_bytes,
+    };
+    struct ns_lines *lines;
+    struct ns_line line;
+    enum ns_status status;
+    bool end = false;
+
+    status = ns_lines_create(fd, &options, NULL, &lines, err);
+    if (status != NS_OK)
+        return status;
+    do {
+        status = ns_lines_next(lines, &line, &end, err);
+        if (status == NS_OK && !end)
+            status = check_line(v, &line, err);
+    } while (status == NS_OK && !end);
+    ns_lines_destroy(lines);
+    return status;
+}
+
+static enum ns_status
+open_model(struct validate *v, struct ns_error *err)
+{
+    const struct ns_backend_options cpu = { .name = "cpu", .n_threads = 1 };
+    char directory[PATH_MAX], path[PATH_MAX + 16];
+    enum ns_status status;
+
+    if (!v->model)
+        return NS_OK;
+    status = ns_setup_model(v->options, directory, sizeof(directory), err);
+    if (status == NS_OK)
+        status = ns_backend_open(&cpu, &v->be, err);
+    if (status == NS_OK)
+        status = ns_model_describe(directory, v->be, &v->described, err);
+    if (status == NS_OK) {
+        snprintf(path, sizeof(path), "%s/tokenizer.json", directory);
+        status = ns_tokenizer_open(path, &v->tokenizer, err);
+    }
+    return status;
+}
+
+enum { CONFIG = 256, SET };
+
+static int
+read_arguments(struct validate *v, int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        { "model", required_argument, NULL, 'm' },
+        { "warnings", no_argument, NULL, 'w' },
+        { "config", required_argument, NULL, CONFIG },
+        { "set", required_argument, NULL, SET },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    struct ns_error err = { 0 };
+    int c;
+
+    while ((c = getopt_long(argc, argv, "m:wh", long_options, NULL)) != -1) {
+        switch (c) {
+        case 'm':
+            v->model = optarg;
+            ns_arguments_add(&v->arguments, "engine.model", optarg, &err);
+            break;
+        case 'w':
+            v->warnings = true;
+            break;
+        case CONFIG:
+            v->arguments.config = optarg;
+            break;
+        case SET:
+            ns_arguments_add(&v->arguments, NULL, optarg, &err);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return NS_EXIT_OK;
+        default:
+            fputs(usage, stderr);
+            return NS_EXIT_USAGE;
+        }
+        if (err.status != NS_OK)
+            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
+    }
+    if (argc - optind != 1) {
+        fputs(usage, stderr);
+        return NS_EXIT_USAGE;
+    }
+    v->input = argv[optind];
+    return -1;
+}
+
+static int
+validate(struct validate *v)
+{
+    struct ns_error err = { 0 };
+    enum ns_status status;
+    int fd;
+
+    if (ns_arguments_load(&v->arguments, &v->options, &err) != NS_OK ||
+        open_model(v, &err) != NS_OK)
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
+                               err.text);
+    fd = strcmp(v->input, "-") ? open(v->input, O_RDONLY | O_CLOEXEC)
+                               : STDIN_FILENO;
+    if (fd == -1)
+        return ns_command_fail(NS_EXIT_INPUT, "%s: %s", v->input,
+                               strerror(errno));
+    status = check_lines(v, fd, &err);
+    if (fd != STDIN_FILENO)
+        close(fd);
+    if (status != NS_OK)
+        return ns_command_fail(status == NS_FATAL ? NS_EXIT_INTERNAL
+                                                  : NS_EXIT_INPUT,
+                               "%s: %s", v->input, err.text);
+    printf("%" PRIu64 " jobs, %" PRIu64 " bad, %" PRIu64 " warnings",
+           v->n_jobs, v->n_bad, v->n_warnings);
+    if (v->tokenizer)
+        printf(", %" PRIu64 " prompt tokens, the longest %" PRIu64
+               " (line %" PRIu64 ")", v->n_tokens, v->most_tokens,
+               v->most_line);
+    printf("\n");
+    if (v->n_bad == 0)
+        return NS_EXIT_OK;
+    return v->n_bad < v->n_jobs ? NS_EXIT_SOME : NS_EXIT_NONE;
+}
+
+int
+ns_command_validate(int argc, char **argv)
+{
+    struct validate v = { 0 };
+    int status = read_arguments(&v, argc, argv);
+
+    if (status == -1)
+        status = validate(&v);
+    free(v.seen);
+    ns_tokenizer_close(v.tokenizer);
+    ns_model_close(v.described);
+    ns_backend_close(v.be);
+    ns_options_destroy(v.options);
+    return status;
+}

@@ -1,0 +1,335 @@
+/* nightshiftd(8): jobs from a spool directory, night after night.
+ *
+ *     start --> ready --> working --SIGTERM--> draining --> stopped
+ *                  ^         |
+ *                  '-SIGHUP--'
+ *
+ * The event loop below is the whole daemon; the pipeline does the work. Exit
+ * statuses are those of setup.h: 75 and 70 are worth another start, 78 is not.
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+#include "connectors/spool.h"
+#include "daemon/arguments.h"
+#include "daemon/notify.h"
+#include "daemon/setup.h"
+#include "daemon/signals.h"
+#include "daemon/version.h"
+#include "daemon/work.h"
+
+static const char usage[] =
+    "usage: nightshiftd [options]\n"
+    "\n"
+    "      --config FILE    default /etc/nightshift/nightshift.conf, if there\n"
+    "      --spool DIR      folder with in/, work/, out/, done/, dead/\n"
+    "      --model DIR      checkpoint folder\n"
+    "      --set KEY=VALUE  one key of nightshift.conf(5)\n"
+    "      --print-config   what is in force, and exit\n"
+    "      --check-config   say what is wrong with it, and exit\n"
+    "      --version\n";
+
+enum { STATUS_EVERY_MS = 5000, EXTEND_MS = 15000 };
+
+struct nightshiftd {
+    struct ns_arguments arguments;
+    bool print_config, check_config;
+
+    struct ns_options *options;
+    struct ns_engine *engine;
+    struct ns_spool *spool;
+    struct ns_pipeline *pipeline;
+    struct ns_notify notify;
+    char **model_names;
+    char model[PATH_MAX], model_name[256];
+    int64_t status_at_ms, extend_at_ms;
+    bool storage_was_full;
+};
+
+enum { CONFIG = 256, SPOOL, MODEL, SET, PRINT_CONFIG, CHECK_CONFIG, VERSION };
+
+/* -1 to go on, else the status to leave with. */
+static int
+read_arguments(struct nightshiftd *d, int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        { "config", required_argument, NULL, CONFIG },
+        { "spool", required_argument, NULL, SPOOL },
+        { "model", required_argument, NULL, MODEL },
+        { "set", required_argument, NULL, SET },
+        { "print-config", no_argument, NULL, PRINT_CONFIG },
+        { "check-config", no_argument, NULL, CHECK_CONFIG },
+        { "version", no_argument, NULL, VERSION },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    struct ns_error err = { 0 };
+    int c;
+
+    d->arguments.fallback_config = "/etc/nightshift/nightshift.conf";
+    while ((c = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
+        switch (c) {
+        case CONFIG:
+            d->arguments.config = optarg;
+            break;
+        case SPOOL:
+            ns_arguments_add(&d->arguments, "intake.spool", optarg, &err);
+            break;
+        case MODEL:
+            ns_arguments_add(&d->arguments, "engine.model", optarg, &err);
+            break;
+        case SET:
+            ns_arguments_add(&d->arguments, NULL, optarg, &err);
+            break;
+        case PRINT_CONFIG:
+            d->print_config = true;
+            break;
+        case CHECK_CONFIG:
+            d->check_config = true;
+            break;
+        case VERSION:
+            printf("nightshiftd %s\n", NS_VERSION);
+            return NS_EXIT_OK;
+        case 'h':
+            fputs(usage, stdout);
+            return NS_EXIT_OK;
+        default:
+            fputs(usage, stderr);
+            return NS_EXIT_USAGE;
+        }
+        if (err.status != NS_OK) {
+            fprintf(stderr, "nightshiftd: %s\n", err.text);
+            return NS_EXIT_USAGE;
+        }
+    }
+    if (optind < argc) {
+        fputs(usage, stderr);
+        return NS_EXIT_USAGE;
+    }
+    return -1;
+}
+
+static enum ns_status
+open_parts(struct nightshiftd *d, struct ns_error *err)
+{
+    const struct ns_options *options = d->options;
+    struct ns_engine_options engine;
+    struct ns_spool_options spool = {
+        .directory = options->intake.spool,
+        .allow_nfs = options->intake.allow_nfs,
+        .max_line = options->limits.message_bytes,
+        .window = options->intake.window,
+    };
+    enum ns_status status;
+
+    if (!options->intake.spool)
+        return ns_fail(err, NS_REJECT, "no spool: give --spool DIR or "
+                       "intake.spool");
+    if (options->n_kafka > 0)
+        return ns_fail(err, NS_REJECT, "[kafka] is given, and this build has "
+                       "no part for it");
+    status = ns_setup_model(options, d->model, sizeof(d->model), err);
+    if (status != NS_OK)
+        return status;
+    ns_setup_model_name(d->model, d->model_name, sizeof(d->model_name));
+    engine = ns_setup_engine(options, d->model);
+    status = ns_engine_open(&engine, &d->engine, err);
+    if (status != NS_OK)
+        return status;
+    spool.model_rev = ns_engine_model(d->engine)->revision;
+    spool.engine_rev = ns_engine_revision(d->engine);
+    return ns_spool_open(&spool, &d->spool, err);
+}
+
+static enum ns_status
+start(struct nightshiftd *d, struct ns_error *err)
+{
+    const struct ns_options *options = d->options;
+    struct ns_pipeline_options pipeline = {
+        .engine = d->engine,
+        .source = ns_spool_source(d->spool),
+        .store = ns_spool_store(d->spool),
+        .job = { .max_bytes = options->limits.message_bytes,
+                 .canvas_length =
+                     ns_engine_model(d->engine)->config.canvas_length,
+                 .id_from_position = true },
+        .model_name = d->model_name,
+        .window = options->intake.window,
+        .window_bytes = options->intake.window_bytes,
+        .prepare_threads = options->daemon.prepare_threads,
+        .tuning = ns_setup_tuning(options),
+    };
+    enum ns_status status;
+
+    status = ns_setup_model_names(options, &d->model_names,
+                                  &pipeline.job.n_model_names, err);
+    if (status != NS_OK)
+        return status;
+    pipeline.job.model_names = (const char *const *)d->model_names;
+    pipeline.report_asked_name = d->model_names != NULL;
+    return ns_pipeline_create(&pipeline, &d->pipeline, err);
+}
+
+static void
+note_change(void *data, const char *key, bool taken)
+{
+    (void)data;
+    if (taken)
+        ns_log_info("config.changed", "key=%s", key);
+    else
+        ns_log_warn("config.needs_restart", "key=%s", key);
+}
+
+static void
+reload(struct nightshiftd *d)
+{
+    struct ns_options *fresh = NULL;
+    struct ns_pipeline_tuning tuning;
+    struct ns_error err;
+
+    ns_notify_reloading();
+    if (ns_arguments_load(&d->arguments, &fresh, &err) == NS_OK &&
+        ns_options_adopt(d->options, fresh, note_change, NULL, &err) ==
+            NS_OK) {
+        ns_setup_log(d->options);
+        tuning = ns_setup_tuning(d->options);
+        ns_pipeline_tune(d->pipeline, &tuning);
+        ns_log_info("config.reloaded", "%s", "");
+    } else {
+        ns_log_error("config.reload_failed", "kept=old error=\"%s\"",
+                     err.text);
+    }
+    ns_options_destroy(fresh);
+    ns_notify_ready("working");
+    d->status_at_ms = 0;
+}
+
+/* Every few seconds, to systemd: what `systemctl status` shows. */
+static void
+report(struct nightshiftd *d, int64_t now_ms, int64_t grace_ms)
+{
+    struct ns_pipeline_counts counts;
+    struct ns_spool_progress progress;
+
+    ns_notify_watchdog(&d->notify, (uint64_t)now_ms,
+                       ns_pipeline_healthy(d->pipeline));
+    if (grace_ms >= 0 && now_ms >= d->extend_at_ms) {
+        ns_notify_extend(EXTEND_MS);
+        d->extend_at_ms = now_ms + EXTEND_MS / 3;
+    }
+    if (now_ms < d->status_at_ms)
+        return;
+    d->status_at_ms = now_ms + STATUS_EVERY_MS;
+    counts = ns_pipeline_counts(d->pipeline);
+    progress = ns_spool_progress(d->spool);
+    ns_notify_status("%s%" PRIu64 " in flight, %" PRIu64 " ok, %" PRIu64
+                     " failed, %" PRIu64 " tokens",
+                     grace_ms >= 0 ? "draining: " : "", counts.in_flight,
+                     counts.ok, counts.failed, counts.new_tokens);
+    if (progress.storage_full != d->storage_was_full) {
+        d->storage_was_full = progress.storage_full;
+        if (progress.storage_full)
+            ns_log_error("spool.full", "%s", "results wait for room");
+        else
+            ns_log_info("spool.has_room", "%s", "");
+    }
+}
+
+static void
+loop(struct nightshiftd *d)
+{
+    int wait_ms, most_ms = 1000;
+    unsigned signals;
+
+    if (d->notify.interval_ms > 0 && d->notify.interval_ms < 2000)
+        most_ms = (int)(d->notify.interval_ms / 2);
+    while (ns_pipeline_turn(d->pipeline, &wait_ms)) {
+        ns_signals_wait(ns_pipeline_descriptor(d->pipeline),
+                        wait_ms < most_ms ? wait_ms : most_ms);
+        signals = ns_signals_take();
+        if (signals & NS_SIGNAL_STOP) {
+            ns_log_info("daemon.draining", "grace_ms=%" PRIu64,
+                        d->options->daemon.drain_ms);
+            ns_notify_stopping();
+            ns_pipeline_stop(d->pipeline, (int64_t)d->options->daemon.drain_ms);
+            d->status_at_ms = 0;
+        } else if (signals & NS_SIGNAL_RELOAD) {
+            reload(d);
+        }
+        report(d, ns_now_ms(), ns_pipeline_grace_left(d->pipeline));
+    }
+}
+
+static int
+complain(const struct ns_error *err, enum ns_exit otherwise)
+{
+    ns_log_error("daemon.failed", "error=\"%s\"", err->text);
+    return ns_exit_of(err, otherwise);
+}
+
+static int
+work(struct nightshiftd *d)
+{
+    struct ns_pipeline_counts counts;
+    struct ns_error err = { 0 };
+    int status = NS_EXIT_OK;
+
+    umask(0077);
+    ns_notify_init(&d->notify);
+    if (open_parts(d, &err) != NS_OK ||
+        ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK || start(d, &err) != NS_OK)
+        return complain(&err, NS_EXIT_CONFIG);
+    ns_log_info("daemon.ready", "version=%s model=%s model_rev=%.12s "
+                "engine_rev=\"%s\" spool=\"%s\"", NS_VERSION, d->model_name,
+                ns_engine_model(d->engine)->revision,
+                ns_engine_revision(d->engine), d->options->intake.spool);
+    ns_notify_ready("working");
+    loop(d);
+    counts = ns_pipeline_counts(d->pipeline);
+    if (ns_pipeline_failure(d->pipeline, &err) != NS_OK)
+        status = complain(&err, NS_EXIT_CONFIG);
+    ns_log_info("daemon.stopped", "ok=%" PRIu64 " failed=%" PRIu64
+                " tokens=%" PRIu64, counts.ok, counts.failed,
+                counts.new_tokens);
+    return status;
+}
+
+int
+main(int argc, char **argv)
+{
+    struct nightshiftd *d = calloc(1, sizeof(*d));
+    struct ns_error err = { 0 };
+    int status;
+
+    if (!d)
+        return NS_EXIT_INTERNAL;
+    status = read_arguments(d, argc, argv);
+    if (status == -1 &&
+        ns_arguments_load(&d->arguments, &d->options, &err) != NS_OK) {
+        fprintf(stderr, "nightshiftd: %s\n", err.text);
+        status = NS_EXIT_CONFIG;
+    }
+    if (status == -1 && d->print_config) {
+        ns_options_print(d->options, stdout);
+        status = NS_EXIT_OK;
+    }
+    if (status == -1 && d->check_config)
+        status = NS_EXIT_OK;
+    if (status == -1) {
+        ns_setup_log(d->options);
+        status = work(d);
+    }
+    ns_pipeline_destroy(d->pipeline);
+    ns_spool_close(d->spool);
+    ns_engine_close(d->engine);
+    free(d->model_names);
+    ns_options_destroy(d->options);
+    free(d);
+    return status;
+}

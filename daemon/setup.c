@@ -1,0 +1,174 @@
+#include "daemon/setup.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum ns_exit
+ns_exit_of(const struct ns_error *err, enum ns_exit otherwise)
+{
+    static const struct {
+        const char *code;
+        enum ns_exit status;
+    } codes[] = {
+        { "locked", NS_EXIT_AGAIN },
+        { "unreadable_input", NS_EXIT_INPUT },
+        { "edited", NS_EXIT_INPUT },
+        { "not_ours", NS_EXIT_CONFIG },
+        { "bad_spool", NS_EXIT_CONFIG },
+    };
+
+    for (size_t i = 0; err->code && i < sizeof(codes) / sizeof(codes[0]); i++)
+        if (strcmp(err->code, codes[i].code) == 0)
+            return codes[i].status;
+    switch (err->status) {
+    case NS_OK:
+        return NS_EXIT_OK;
+    case NS_RETRY:
+        return NS_EXIT_AGAIN;
+    case NS_REJECT:
+        return otherwise;
+    case NS_STOP:
+        return NS_EXIT_INTERRUPTED;
+    case NS_FATAL:
+        break;
+    }
+    return NS_EXIT_INTERNAL;
+}
+
+static bool
+has_model(const char *directory)
+{
+    char path[PATH_MAX];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/config.json", directory) >=
+        sizeof(path))
+        return false;
+    return access(path, R_OK) == 0;
+}
+
+enum ns_status
+ns_setup_model(const struct ns_options *options, char *out, size_t out_size,
+               struct ns_error *err)
+{
+    static const char *const beside[] = {
+        "models/demo", "../models/demo", "../share/nightshift/models/demo",
+    };
+    const char *given = options->engine.model;
+    char program[PATH_MAX];
+    ssize_t n;
+    char *slash;
+
+    if (!given)
+        given = getenv("NIGHTSHIFT_MODEL");
+    if (given && *given) {
+        if (strlen(given) >= out_size)
+            return ns_fail(err, NS_REJECT, "the model's path is too long");
+        memcpy(out, given, strlen(given) + 1);
+        if (!has_model(out))
+            return ns_fail(err, NS_REJECT, "%.300s holds no config.json: it is "
+                           "not a model folder", out);
+        return NS_OK;
+    }
+    n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    program[n < 0 ? 0 : n] = '\0';
+    slash = strrchr(program, '/');
+    if (slash)
+        *slash = '\0';
+    for (size_t i = 0; slash && i < sizeof(beside) / sizeof(beside[0]); i++)
+        if ((size_t)snprintf(out, out_size, "%s/%s", program, beside[i]) <
+                out_size && has_model(out))
+            return NS_OK;
+    return ns_fail(err, NS_REJECT,
+                   "no model: give --model DIR, set NIGHTSHIFT_MODEL or "
+                   "engine.model (no models/demo beside %.200s)", program);
+}
+
+void
+ns_setup_model_name(const char *directory, char *out, size_t out_size)
+{
+    char *path = realpath(directory, NULL);
+    const char *name = path ? path : directory, *slash = strrchr(name, '/');
+
+    snprintf(out, out_size, "%s", slash && slash[1] ? slash + 1 : name);
+    free(path);
+}
+
+struct ns_engine_options
+ns_setup_engine(const struct ns_options *options, const char *model_directory)
+{
+    bool pinned = strcmp(options->cpu.isa, "auto") != 0;
+
+    return (struct ns_engine_options){
+        .model_directory = model_directory,
+        .backend = { .name = options->engine.backend,
+                     .n_threads = options->cpu.threads,
+                     .isa = pinned ? options->cpu.isa : NULL,
+                     .arithmetic = options->cpu.arithmetic },
+        .pass_tokens = options->engine.pass_tokens,
+        .max_sequences = options->engine.max_sequences,
+        .kv_bytes = options->engine.kv_bytes,
+        .memory_bytes = options->engine.memory_bytes,
+        .reserve_tokens = options->engine.reserve_tokens,
+        .age_step_s = (uint32_t)(options->engine.age_step_ms / 1000),
+        .kv_plain = !options->engine.compact_kv,
+        .no_prefix_sharing = !options->engine.prefix_sharing,
+    };
+}
+
+struct ns_pipeline_tuning
+ns_setup_tuning(const struct ns_options *options)
+{
+    static const enum ns_job_mode modes[] = { NS_JOB_AUTO, NS_JOB_DIFFUSION,
+                                              NS_JOB_AR, NS_JOB_HYBRID };
+
+    return (struct ns_pipeline_tuning){
+        .mode = modes[options->engine.mode],
+        .seed = options->engine.seed,
+        .default_max_tokens = options->limits.default_max_tokens,
+        .poll_ms = (int64_t)options->intake.poll_ms,
+        .checkpoint_ms = (int64_t)options->daemon.checkpoint_ms,
+        .retry_ms = (int64_t)options->daemon.retry_ms,
+        .pass_limit_ms = (int64_t)options->daemon.pass_limit_ms,
+    };
+}
+
+enum ns_status
+ns_setup_model_names(const struct ns_options *options, char ***names,
+                     size_t *n, struct ns_error *err)
+{
+    const char *list = options->engine.model_names;
+    size_t length, n_most = 1, count = 0;
+    char **block, *text, *rest;
+
+    *names = NULL;
+    *n = 0;
+    if (!list)
+        return NS_OK;
+    length = strlen(list);
+    for (size_t i = 0; i < length; i++)
+        n_most += list[i] == ',';
+    block = malloc(n_most * sizeof(*block) + length + 1);
+    if (!block)
+        return ns_fail(err, NS_FATAL, "out of memory for engine.model_names");
+    text = (char *)(block + n_most);
+    memcpy(text, list, length + 1);
+    for (char *name = strtok_r(text, ", \t", &rest); name;
+         name = strtok_r(NULL, ", \t", &rest))
+        block[count++] = name;
+    *names = block;
+    *n = count;
+    return NS_OK;
+}
+
+void
+ns_setup_log(const struct ns_options *options)
+{
+    static const enum ns_log_level levels[] = { NS_LOG_ERROR, NS_LOG_WARN,
+                                                NS_LOG_INFO, NS_LOG_DEBUG };
+
+    ns_log_set_level(levels[options->daemon.log_level]);
+}

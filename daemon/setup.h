@@ -1,0 +1,51 @@
+/* setup.h - from the configuration to the parts: what both programs share.
+ *
+ * Turns the options into the plain structs that engine, connectors and the
+ * pipeline declare, finds the model, and maps errors to exit statuses.
+ */
+#ifndef NS_DAEMON_SETUP_H
+#define NS_DAEMON_SETUP_H
+
+#include "config/options.h"
+#include "daemon/pipeline.h"
+#include "engine/engine.h"
+
+enum ns_exit { /* of both programs */
+    NS_EXIT_OK = 0,      /* all jobs ok */
+    NS_EXIT_SOME = 1,    /* some failed */
+    NS_EXIT_NONE = 2,    /* none succeeded */
+    NS_EXIT_USAGE = 64,
+    NS_EXIT_INPUT = 65,    /* the input can not be read */
+    NS_EXIT_INTERNAL = 70,
+    NS_EXIT_AGAIN = 75,    /* try again: a lock is held */
+    NS_EXIT_CONFIG = 78,   /* configuration, rights, model: no restart helps */
+    NS_EXIT_INTERRUPTED = 130, /* a second run carries on */
+};
+
+/* What an error means for the process. `otherwise` is for a REJECT that no
+ * code tells more about. */
+enum ns_exit ns_exit_of(const struct ns_error *err, enum ns_exit otherwise);
+
+/* Where the model is: the option, $NIGHTSHIFT_MODEL, or models/demo beside the
+ * program, above it or in its share. `out` holds the path. NS_REJECT says
+ * where was looked. */
+enum ns_status ns_setup_model(const struct ns_options *options, char *out,
+                              size_t out_size, struct ns_error *err);
+
+/* Name of a model: the last part of its folder's path, resolved. */
+void ns_setup_model_name(const char *directory, char *out, size_t out_size);
+
+struct ns_engine_options ns_setup_engine(const struct ns_options *options,
+                                         const char *model_directory);
+
+struct ns_pipeline_tuning ns_setup_tuning(const struct ns_options *options);
+
+/* The names of engine.model_names, cut apart. `names` may be NULL after NS_OK:
+ * any. Free `*names` (one block). */
+enum ns_status ns_setup_model_names(const struct ns_options *options,
+                                    char ***names, size_t *n,
+                                    struct ns_error *err);
+
+void ns_setup_log(const struct ns_options *options);
+
+#endif
