@@ -19,6 +19,7 @@ struct head_job {
 };
 
 struct logits_job {
+    struct cpu *cpu;
     struct ns_rows h;
     const struct ns_weight *table;
     float softcap;
@@ -248,17 +249,28 @@ static void
 logits_row(void *ctx, uint32_t i, uint32_t thread)
 {
     const struct logits_job *job = ctx;
+    const struct cpu *cpu = job->cpu;
+    const float *h = row_of(job->h, i);
 
-    (void)thread;
-    row_logits(job->out + (size_t)i * job->table->n, row_of(job->h, i),
-               job->table, job->softcap);
+    /* No instruction set has a faster one of this op, and its rows must be
+     * those that the head of the same arithmetic sees. */
+    if (cpu->bf16_products) {
+        float *rounded = (float *)(void *)(cpu->thread_scratch +
+                                           thread * cpu->thread_scratch_bytes);
+
+        for (uint32_t k = 0; k < job->table->k; k++)
+            rounded[k] = round_to_bf16(h[k]);
+        h = rounded;
+    }
+    row_logits(job->out + (size_t)i * job->table->n, h, job->table,
+               job->softcap);
 }
 
 void
 logits_ref(struct ns_backend *be, struct ns_rows h,
            const struct ns_weight *table, float softcap, float *out)
 {
-    struct logits_job job = { h, table, softcap, out };
+    struct logits_job job = { (struct cpu *)be, h, table, softcap, out };
 
-    pool_run(((struct cpu *)be)->pool, h.n_rows, logits_row, &job);
+    pool_run(job.cpu->pool, h.n_rows, logits_row, &job);
 }
