@@ -825,6 +825,10 @@ after_encode(struct ns_engine *engine, struct ns_sequence *seq,
             return;
         }
     if (seq->drafted) {
+        if (engine->trace && engine->trace->judged)
+            engine->trace->judged(engine->trace->ctx, seq->request.id,
+                                  batch->sampled + segment->head0,
+                                  segment->n_tokens);
         ns_sequence_judge(seq, batch->sampled + segment->head0);
     } else {
         seq->n_cached += segment->n_tokens;

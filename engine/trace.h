@@ -24,6 +24,8 @@ struct ns_trace {
                     bool done);
     /* hybrid and ar: a choice for the answer position `at`. */
     void (*chosen)(void *ctx, uint64_t id, uint32_t at, int32_t token);
+    /* hybrid: the choices behind each draft token, which may be spoiled. */
+    void (*judged)(void *ctx, uint64_t id, int32_t *row_choice, uint32_t n);
 };
 
 void ns_engine_set_trace(struct ns_engine *engine,

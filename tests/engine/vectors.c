@@ -688,7 +688,8 @@ generation_case(struct kase *k)
         .finished = copy_of(tensor(k, "step.finished")),
         .entropy = floats(k, "step.entropy"),
     };
-    struct ns_trace trace = { &r, on_sampled, on_stepped, NULL };
+    struct ns_trace trace = { .ctx = &r, .sampled = on_sampled,
+                              .stepped = on_stepped };
     const uint32_t budgets[] = { 512, 37 };
 
     make_model(k, directory, json_object_get(k->manifest, "generation"));
