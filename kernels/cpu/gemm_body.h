@@ -1,4 +1,4 @@
-/* gemm_body.h - the fp32 strips, for gemm_avx2.c and gemm_avx512.c.
+/* gemm_body.h - strips in register tiles, for gemm_<isa>.c but AMX.
  *
  * Plan:     a tile of TILE_ROWS by two registers stays in registers over the
  *           whole of k; a's rows are broadcast from their own storage. Rows are
@@ -6,6 +6,9 @@
  *           18 and a tail of 4), which no bit depends on.
  * Registers: sixteen of them do not hold 6 rows, a pair of weights and both of
  *           its halves, so that AVX2 takes pairs in tiles of PAIR_ROWS = 5.
+ * bf16:     the product of a pair of inputs with a pair of weights is one
+ *           instruction on 32-bit lanes, so that the fp32 tile serves it as it
+ *           is: broadcasts, loads and "fma" move pairs (BF16_PRODUCTS).
  * Includer: defines WIDTH, TILE_ROWS, PAIR_ROWS, the register type `reg` and its reg_*
  *           operations, and ISA(name).
  */
@@ -88,6 +91,7 @@ tile_f32(const struct tile *t, const int n)
     tile_end(t, n, acc);
 }
 
+#ifndef BF16_PRODUCTS
 VEC_INLINE void
 tile_pairs(const struct tile *t, const int n)
 {
@@ -139,6 +143,7 @@ tile_pairs(const struct tile *t, const int n)
     }
     tile_end(t, n, acc);
 }
+#endif
 
 #define TILES(name)                                                           \
     static void name##_1(const struct tile *t) { name(t, 1); }                \
@@ -172,7 +177,9 @@ tile_pairs(const struct tile *t, const int n)
 #endif
 
 TILES(tile_f32)
+#ifndef BF16_PRODUCTS
 TILES(tile_pairs)
+#endif
 
 static void
 strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
@@ -222,6 +229,18 @@ strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
     }
 }
 
+#ifdef BF16_PRODUCTS
+void
+ISA(gemm_bf16)(const struct strip *strip)
+{
+    struct strip pairs = *strip;
+
+    pairs.lda /= 2;
+    pairs.k = (strip->k + 1) / 2;
+    pairs.ldb = STRIP_COLS;
+    strip_run(&pairs, tile_f32_of, TILE_ROWS, TILE_COLS * sizeof(float));
+}
+#else
 void
 ISA(gemm_f32)(const struct strip *strip)
 {
@@ -234,3 +253,4 @@ ISA(gemm_pairs)(const struct strip *strip)
     strip_run(strip, tile_pairs_of, PAIR_ROWS,
               TILE_COLS * 2 * sizeof(uint16_t));
 }
+#endif

@@ -1,0 +1,10 @@
+/* experts_avx512bf16.c - the mixture of experts; the plan is in experts_body.h. */
+#define ISA(name) name##_avx512bf16
+#define GEMM_F32 gemm_f32_avx512
+#define GEMM_PAIRS gemm_pairs_avx512
+#define GEMM_BF16 gemm_bf16_avx512bf16
+
+#include "kernels/cpu/product.h"
+#include "kernels/cpu/tuned.h"
+
+#include "kernels/cpu/experts_body.h"

@@ -1,0 +1,10 @@
+/* head_avx512bf16.c - the fused head; the plan is in head_body.h. */
+#define ISA(name) name##_avx512bf16
+#define GEMM_F32 gemm_f32_avx512
+#define GEMM_PAIRS gemm_pairs_avx512
+#define GEMM_BF16 gemm_bf16_avx512bf16
+
+#include "kernels/cpu/product.h"
+#include "kernels/cpu/tuned.h"
+
+#include "kernels/cpu/head_body.h"
