@@ -27,7 +27,7 @@ struct tile {
     size_t ldb; /* f32: floats */
     uint32_t k;
     bool more;
-    const char *ahead; /* [k][128 bytes] to fetch into L2, or NULL */
+    ptrdiff_t ahead; /* bytes from b to what is to be fetched; or 0 */
 };
 
 /* Rows are addressed as three to a base pointer (base, + lda, + 2 lda), which
@@ -67,17 +67,14 @@ tile_f32(const struct tile *t, const int n)
     reg acc[TILE_ROWS][2];
     const float *p[(TILE_ROWS + 2) / 3];
     const float *b = t->b;
-    const char *ahead = t->ahead;
+    ptrdiff_t ahead = t->ahead;
 
     tile_begin(t, n, acc, p);
     for (uint32_t k = 0; k < t->k; k++) {
         reg b0 = reg_load(b), b1 = reg_load(b + WIDTH);
 
-        if (ahead) {
-            _mm_prefetch(ahead, _MM_HINT_T1);
-            _mm_prefetch(ahead + 64, _MM_HINT_T1);
-            ahead += 128;
-        }
+        _mm_prefetch((const char *)b + ahead, _MM_HINT_T1);
+        _mm_prefetch((const char *)b + ahead + 64, _MM_HINT_T1);
         EACH_ROW
         {
             reg a = reg_set(*ROW(r));
@@ -98,18 +95,15 @@ tile_pairs(const struct tile *t, const int n)
     reg acc[TILE_ROWS][2];
     const float *p[(TILE_ROWS + 2) / 3];
     const uint16_t *b = t->b;
-    const char *ahead = t->ahead;
+    ptrdiff_t ahead = t->ahead;
 
     tile_begin(t, n, acc, p);
     for (uint32_t k = 0; k + 1 < t->k; k += 2) {
         regi w0 = regi_load(b), w1 = regi_load(b + 2 * WIDTH);
         reg b0 = reg_low_bf16(w0), b1 = reg_low_bf16(w1);
 
-        if (ahead) {
-            _mm_prefetch(ahead, _MM_HINT_T1);
-            _mm_prefetch(ahead + 64, _MM_HINT_T1);
-            ahead += 128;
-        }
+        _mm_prefetch((const char *)b + ahead, _MM_HINT_T1);
+        _mm_prefetch((const char *)b + ahead + 64, _MM_HINT_T1);
         EACH_ROW
         {
             reg a = reg_set(*ROW(r));
@@ -207,8 +201,8 @@ strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
 
             /* Few rows outrun the memory that the weights come from: the
              * last tile of a panel fetches the next one. */
-            if (i + 1 == n_tiles && i > 0 && col == 0)
-                t.ahead = s->ahead;
+            if (i + 1 == n_tiles && i > 0 && col == 0 && s->ahead)
+                t.ahead = (const char *)s->ahead - (const char *)s->b;
 
             if (n_cols >= TILE_COLS) {
                 tile_of[n - 1](&t);
