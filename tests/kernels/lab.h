@@ -35,7 +35,7 @@ struct lab {
 
 /* Upper bounds that all tests keep to. */
 static const struct ns_backend_sizes lab_sizes = {
-    .n_rows = 512, .n_head_rows = 256, .hidden = 512, .vocab = 4096,
+    .n_rows = 512, .n_head_rows = 256, .hidden = 640, .vocab = 4096,
     .n_heads = 8, .n_kv_heads = 8, .head_dim = 512,
     .n_experts = 32, .top_k = 8, .expert_dim = 256,
 };
