@@ -23,6 +23,10 @@ struct ns_prompt_options {
     bool thinking;
     bool generation_prompt; /* end with the model's header */
     bool preserve_thinking; /* keep thoughts of earlier tool calls */
+    /* The other dialect of the family: with thinking off the generation prompt
+     * closes an empty thought. On where the checkpoint's chat_template.jinja
+     * holds the literal "<|channel>thought\\n<channel|>". */
+    bool empty_thought;
 };
 
 struct ns_prompt_span {
@@ -36,16 +40,24 @@ struct ns_prompt {
     struct ns_prompt_span *spans;
     size_t n_spans, capacity;
     uint32_t n_images;
+    bool in_thought; /* it ends inside an opened thought (for reply.h) */
 };
 
 /* `messages`: array in the OpenAI form (roles system, developer, user,
  * assistant, tool; content text, parts or null; tool_calls, tool_responses,
  * reasoning or reasoning_content). `tools`: array or NULL. Every refusal names
- * the field ("messages[2].role"). Call fini whatever comes back. */
+ * the field ("messages[2].role"). Arguments of tool calls must be objects: see
+ * ns_prompt_open_arguments. Call fini whatever comes back. */
 enum ns_status ns_prompt_render(const json_t *messages, const json_t *tools,
                                 const struct ns_prompt_options *options,
                                 size_t limit_bytes, struct ns_prompt *out,
                                 struct ns_error *err);
+
+/* Clients send the arguments of a tool call as a JSON text. Puts the object
+ * that it holds in its place, throughout `messages`; what is no object is
+ * refused by its field. What is not of the expected form is left to render. */
+enum ns_status ns_prompt_open_arguments(json_t *messages,
+                                        struct ns_error *err);
 
 /* Ids of the whole prompt. `image_tokens[i]` is the number of soft tokens of
  * image i (NULL when there are none): each slot becomes begin marker, that
