@@ -335,21 +335,26 @@ static const struct count n_kv_heads = { "num_key_value_heads", 0, 1,
 static enum ns_status
 read_per_layer(const struct section *per_layer, struct ns_config *config)
 {
+    int width = snprintf(NULL, 0, "%u", config->n_layers - 1);
     const char *key, *field;
     json_t *value, *unused;
 
     json_object_foreach ((json_t *)per_layer->object, key, value) {
-        char prefix[64], name[16];
+        char prefix[64], name[16], padded[16];
         struct section layer = *per_layer;
         enum ns_status status;
         uint32_t i;
 
         for (i = 0; i < config->n_layers; i++) {
+            /* The reference writes "05" where layers have two digits. */
             snprintf(name, sizeof(name), "%u", i);
-            if (strcmp(name, key) == 0)
+            snprintf(padded, sizeof(padded), "%0*u", width, i);
+            if (strcmp(name, key) == 0 || strcmp(padded, key) == 0)
                 break;
         }
-        if (i == config->n_layers || !json_is_object(value))
+        if (i == config->n_layers || !json_is_object(value) ||
+            (strcmp(name, key) != 0 &&
+             json_object_get(per_layer->object, name)))
             return ns_refuse(per_layer->err, "bad_model", "per_layer_config",
                              "%s: text_config.per_layer_config: entries must "
                              "be objects under the numbers 0 to %u",

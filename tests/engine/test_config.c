@@ -110,6 +110,46 @@ both_forms_of_one_model_give_one_configuration(void **state)
     tiny_remove(newer);
 }
 
+/* As transformers writes it once there are ten layers: "05", "11". */
+static void
+padded_layer_numbers_are_read_and_none_stands_twice(void **state)
+{
+    struct tiny_recipe recipe = tiny_recipe();
+    char *directory = tiny_directory(), *text;
+    struct ns_config a, b;
+    struct ns_error err;
+    json_t *root, *layers, *five;
+    size_t length;
+
+    (void)state;
+    recipe.n_layers = 12;
+    recipe.full_every = 6;
+    recipe.per_layer_config = true;
+    tiny_write(&recipe, directory);
+    a = parse_file(directory);
+    text = tiny_read_file(directory, NAME, &length);
+    root = json_loadb(text, length, 0, NULL);
+    free(text);
+    layers = json_object_get(json_object_get(root, "text_config"),
+                             "per_layer_config");
+    five = json_object_get(layers, "5");
+    assert_non_null(five);
+    json_object_set(layers, "05", five);
+    text = json_dumps(root, 0);
+    assert_int_equal(ns_config_parse(text, strlen(text), NAME, &b, &err),
+                     NS_REJECT);
+    assert_non_null(strstr(err.text, "per_layer_config"));
+    free(text);
+    json_object_del(layers, "5");
+    text = json_dumps(root, 0);
+    assert_int_equal(ns_config_parse(text, strlen(text), NAME, &b, &err),
+                     NS_OK);
+    assert_memory_equal(&a, &b, sizeof(a));
+    free(text);
+    json_decref(root);
+    tiny_remove(directory);
+}
+
 /* config.json as published for 26B-A4B (MODEL.md section 2): no layer types,
  * no rope, no ids beyond what the table there gives. */
 static const char released[] =
@@ -611,6 +651,7 @@ main(void)
         cmocka_unit_test(the_older_form_is_read),
         cmocka_unit_test(the_newer_form_is_read),
         cmocka_unit_test(both_forms_of_one_model_give_one_configuration),
+        cmocka_unit_test(padded_layer_numbers_are_read_and_none_stands_twice),
         cmocka_unit_test(the_released_model_is_read_with_its_defaults),
         cmocka_unit_test(another_model_is_refused),
         cmocka_unit_test(what_is_not_supported_is_refused_by_field_and_value),
