@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/reader.h"
 #include "base/size.h"
+#include "connectors/json.h"
 
 enum {
     MAX_BYTES = 16 << 20,
@@ -682,7 +683,7 @@ take_mode(struct parse *p, const json_t *value, const char *path)
 static enum ns_status
 take_batch(struct parse *p, const json_t *value, const char *path)
 {
-    (void)p, (void)value, (void)path; /* take_id took it */
+    (void)p, (void)value, (void)path; /* taken before, with the id */
     return NS_OK;
 }
 
@@ -1117,10 +1118,13 @@ parse_text(struct parse *p, const struct ns_message *message, json_t **out)
     if (status != NS_OK)
         return status;
 
+    ns_json_watch();
     root = json_loadb(message->bytes, (size_t)message->length,
                       JSON_REJECT_DUPLICATES, &why);
-    if (!root && json_error_code(&why) == json_error_out_of_memory)
+    if (ns_json_starved()) { /* also when it says that all is well */
+        json_decref(root);
         return no_memory(p->err);
+    }
     if (!root)
         return ns_refuse(p->err, "bad_json", NULL, "%s (line %d, column %d)",
                          ns_log_escape(why.text, strlen(why.text), shown,
@@ -1139,7 +1143,7 @@ parse_text(struct parse *p, const struct ns_message *message, json_t **out)
 /* ---- the whole ------------------------------------------------------- */
 
 /* `nightshift` stands in the body, where SDKs put extra fields, or beside it.
- * Looked up first: its batch is part of the id that a refusal names. */
+ * Looked up early: its batch is part of the id that a refusal names. */
 static enum ns_status
 find_nightshift(struct parse *p, const json_t *root)
 {
@@ -1177,15 +1181,11 @@ id_from_position(struct ns_job *job)
 }
 
 static enum ns_status
-take_id(struct parse *p, const json_t *root)
+take_custom_id(struct parse *p, const json_t *root)
 {
     const json_t *id = json_object_get(root, "custom_id");
-    const json_t *batch = json_object_get(p->nightshift, "batch");
     struct ns_job *job = p->job;
-    enum ns_status status;
     const char *why;
-    size_t bytes;
-    char *joined;
 
     if (id && !json_is_null(id)) {
         if (!json_is_string(id))
@@ -1208,6 +1208,18 @@ take_id(struct parse *p, const json_t *root)
                          "custom_id: missing");
     }
     job->id = job->custom_id;
+    return NS_OK;
+}
+
+/* The job's id: its batch, if it has one, and its custom_id. */
+static enum ns_status
+take_id(struct parse *p)
+{
+    const json_t *batch = json_object_get(p->nightshift, "batch");
+    struct ns_job *job = p->job;
+    enum ns_status status;
+    size_t bytes;
+    char *joined;
 
     if (!batch || json_is_null(batch))
         return NS_OK;
@@ -1312,6 +1324,7 @@ instruct(struct parse *p)
 
     own = !role || !text ||
           (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0);
+    ns_json_watch();
     messages = json_copy((json_t *)p->job->messages);
     if (!messages)
         return no_memory(p->err);
@@ -1321,7 +1334,7 @@ instruct(struct parse *p)
     system = json_pack("{s:s, s:s++}", "role", own ? "system" : role,
                        "content", own ? "" : text, own ? "" : "\n\n",
                        summarize_instruction);
-    if (!system ||
+    if (!system || ns_json_starved() ||
         (own ? json_array_insert_new(messages, 0, system)
              : json_array_set_new(messages, 0, system)) == -1)
         return no_memory(p->err);
@@ -1337,9 +1350,11 @@ parse(struct parse *p, const struct ns_message *message)
 
     status = parse_text(p, message, &root);
     if (status == NS_OK)
+        status = take_custom_id(p, root);
+    if (status == NS_OK)
         status = find_nightshift(p, root);
     if (status == NS_OK)
-        status = take_id(p, root);
+        status = take_id(p);
     if (status == NS_OK)
         status = take_line(p, root);
     if (status == NS_OK)
@@ -1393,6 +1408,113 @@ ns_job_parse(const struct ns_message *message,
 out:
     ns_arena_destroy(arena);
     return status;
+}
+
+/* ---- the id alone ---------------------------------------------------- */
+
+static void
+skip_blanks(const char **at, const char *end)
+{
+    while (*at < end &&
+           (**at == ' ' || **at == '\t' || **at == '\r' || **at == '\n'))
+        (*at)++;
+}
+
+/* Walks over a string, its quotes included. False: it does not end. */
+static bool
+skip_string(const char **at, const char *end)
+{
+    for (const char *c = *at + 1; c < end; c++) {
+        if (*c == '\\')
+            c++;
+        else if (*c == '"') {
+            *at = c + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Walks to the comma or the brace behind a value of an object. */
+static bool
+skip_value(const char **at, const char *end)
+{
+    int64_t depth = 0;
+
+    while (*at < end) {
+        char c = **at;
+
+        if (c == '"') {
+            if (!skip_string(at, end))
+                return false;
+            continue;
+        }
+        if (depth == 0 && (c == ',' || c == '}'))
+            return true;
+        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+        (*at)++;
+    }
+    return false;
+}
+
+/* The text between two quotes, escapes undone. */
+static bool
+copy_id(const char *quoted, size_t length, char out[NS_JOB_ID_BYTES + 1])
+{
+    json_t *text;
+    bool fits;
+
+    if (!memchr(quoted, '\\', length)) {
+        if (length - 2 > NS_JOB_ID_BYTES)
+            return false;
+        memcpy(out, quoted + 1, length - 2);
+        out[length - 2] = '\0';
+        return strlen(out) == length - 2;
+    }
+    if (length > 6 * NS_JOB_ID_BYTES + 2) /* each byte an escape of six */
+        return false;
+    text = json_loadb(quoted, length, JSON_DECODE_ANY, NULL);
+    fits = text && json_string_length(text) <= NS_JOB_ID_BYTES;
+    if (fits)
+        memcpy(out, json_string_value(text), json_string_length(text) + 1);
+    json_decref(text);
+    return fits;
+}
+
+bool
+ns_job_peek_id(const char *bytes, size_t length,
+               char out[NS_JOB_ID_BYTES + 1])
+{
+    static const char name[] = "\"custom_id\"";
+    const char *at = bytes, *end = bytes + length;
+
+    skip_blanks(&at, end);
+    if (at == end || *at != '{')
+        return false;
+    do {
+        const char *key, *value;
+        bool is_id;
+
+        at++; /* the brace or the comma */
+        skip_blanks(&at, end);
+        key = at;
+        if (at == end || *at != '"' || !skip_string(&at, end))
+            return false;
+        is_id = (size_t)(at - key) == sizeof(name) - 1 &&
+                memcmp(key, name, sizeof(name) - 1) == 0;
+        skip_blanks(&at, end);
+        if (at == end || *at != ':')
+            return false;
+        at++;
+        skip_blanks(&at, end);
+        value = at;
+        if (is_id)
+            return at < end && *at == '"' && skip_string(&at, end) &&
+                   copy_id(value, (size_t)(at - value), out);
+        if (!skip_value(&at, end))
+            return false;
+    } while (*at == ',');
+    return false;
 }
 
 void

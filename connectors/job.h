@@ -130,6 +130,13 @@ enum ns_status ns_job_parse(const struct ns_message *message,
                             struct ns_job **out, struct ns_error *err);
 void ns_job_destroy(struct ns_job *job); /* takes NULL */
 
+/* The custom_id of a line, without parsing it: what a file's source needs to
+ * know in the order of lines, before the parses run side by side. Agrees with
+ * ns_job_parse on every line that it accepts; false when the line has none, or
+ * none that would be accepted. Takes no memory but for an id with escapes. */
+bool ns_job_peek_id(const char *bytes, size_t length,
+                    char out[NS_JOB_ID_BYTES + 1]);
+
 /* Adds a warning (copied) that the result will list. For the holder of the
  * job, after the parse: "max_tokens cut to 8192". Out of memory drops it. */
 void ns_job_warn(struct ns_job *job, const char *format, ...)

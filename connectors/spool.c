@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "base/log.h"
+#include "connectors/json.h"
 #include "connectors/spool_private.h"
 
 enum {
@@ -147,15 +148,17 @@ judge(void *context, const char *line, size_t length)
     const json_t *ours, *number, *id;
     const char *hex, *word, *code;
     struct ns_error err;
-    json_error_t why;
     json_t *root;
     uint64_t n;
 
-    root = json_loadb(line, length, 0, &why);
+    ns_json_watch();
+    root = json_loadb(line, length, 0, NULL);
+    if (ns_json_starved()) {
+        json_decref(root);
+        return NS_JOURNAL_FAILED;
+    }
     if (!root)
-        return json_error_code(&why) == json_error_out_of_memory
-                   ? NS_JOURNAL_FAILED
-                   : NS_JOURNAL_ALIEN;
+        return NS_JOURNAL_ALIEN;
     ours = json_object_get(root, "nightshift");
     number = json_object_get(ours, "line");
     hex = json_string_value(json_object_get(ours, "input_sha256"));

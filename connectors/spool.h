@@ -7,7 +7,7 @@
  * One file (`nightshift run FILE -o OUT`): OUT is an OpenAI batch output file,
  * appended, one write and one flush a batch. Running again resumes: a line is
  * done when OUT holds its (line, input_sha256). A torn tail of OUT is cut. An
- * edited line whose id stands in OUT stops the run (NS_REJECT from claim, code
+ * edited line whose id stands in OUT stops the run (NS_REJECT from poll, code
  * "edited") unless `restart` puts the old OUT aside as OUT.~1~. Committed
  * blocks stand in OUT.blocks until the end. OUT is locked; code "locked" and
  * status NS_RETRY when another run holds it.

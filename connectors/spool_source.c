@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "connectors/spool_private.h"
 
 enum { SCAN_MS = 1000, LINES_A_POLL = 4096 };
@@ -28,6 +29,41 @@ is_unchanged(struct ns_spool *spool, const struct ns_spool_file *file)
     return fstatat(spool->dirs[WORK], file->name, &named,
                    AT_SYMLINK_NOFOLLOW) == 0 &&
            named.st_ino == old->st_ino && named.st_dev == old->st_dev;
+}
+
+/* Takes note of a line that is new, and of its id. This is done here, in the
+ * order of lines, because claims come in any: the first line of an id has it,
+ * on every run. */
+static enum ns_status
+admit(struct ns_spool *spool, struct ns_spool_file *file,
+      const struct ns_line *line, struct ns_error *err)
+{
+    char text[NS_JOB_ID_BYTES + 1], shown[120];
+    const char *id = NULL;
+    enum ns_status status;
+    uint64_t other = 0;
+
+    if (line->bytes &&
+        ns_job_peek_id(line->bytes, (size_t)line->length, text)) {
+        id = text;
+        other = ns_index_line_of(file->index, id);
+    }
+    if (other && !ns_index_is_seen(file->index, other)) {
+        ns_refuse(err, "edited", "custom_id",
+                  "line %" PRIu64 ": custom_id %s has a result made from "
+                  "other bytes, of line %" PRIu64 ": the input was edited "
+                  "since; give it another output, or begin anew",
+                  line->number,
+                  ns_log_escape(id, strlen(id), shown, sizeof(shown)), other);
+        return ns_spool_condemn(spool, file, err);
+    }
+    if (other)
+        id = NULL; /* a second line of the id: the claim says so */
+    status = ns_index_put(file->index, line->number,
+                          ns_index_sha(line->sha256), id, err);
+    if (status == NS_OK)
+        ns_index_set_seen(file->index, line->number);
+    return status == NS_REJECT ? ns_spool_condemn(spool, file, err) : status;
 }
 
 /* The next line that is not done yet. `*got` false: none just now, or none at
@@ -63,8 +99,9 @@ next_line(struct ns_spool *spool, struct ns_spool_file *file,
         sha = ns_index_sha(line->sha256);
         if (!ns_index_has(file->index, line->number, sha) ||
             !ns_index_is_done(file->index, line->number)) {
-            *got = true;
-            return NS_OK;
+            status = admit(spool, file, line, err);
+            *got = status == NS_OK && !file->dead;
+            return status;
         }
         ns_index_set_seen(file->index, line->number);
     }

@@ -115,57 +115,6 @@ settle(struct ns_spool *spool, struct ns_spool_file *file,
     spool->progress.failed += !ok;
 }
 
-/* ---- who may have the id --------------------------------------------- */
-
-enum admission { ADMITTED, DUPLICATE, EDITED };
-
-/* Whether the line may have its id, and takes note of it. `*other` is the line
- * that has it instead. */
-static enum ns_status
-admit(struct ns_spool_file *file, const struct ns_job *job, bool own_id,
-      enum admission *out, uint64_t *other, struct ns_error *err)
-{
-    uint64_t line = job->position.offset, sha = ns_index_sha(job->sha256);
-    const char *id = own_id ? job->custom_id : NULL;
-    enum ns_status status = NS_OK;
-
-    *other = id ? ns_index_line_of(file->index, id) : 0;
-    *out = ADMITTED;
-    if (ns_index_has(file->index, line, sha) && (!id || *other == line))
-        goto out; /* noted before: it was given back, or is asked again */
-    if (*other && *other != line && ns_index_is_seen(file->index, *other)) {
-        *out = DUPLICATE;
-        return NS_OK;
-    }
-    if (*other) {
-        *out = EDITED;
-        return NS_OK;
-    }
-    status = ns_index_put(file->index, line, sha, id, err);
-out:
-    if (status == NS_OK)
-        ns_index_set_seen(file->index, line);
-    return status;
-}
-
-/* A line whose id has a result that was made from other bytes. */
-static enum ns_status
-edited(struct ns_spool *spool, struct ns_spool_file *file,
-       const struct ns_job *job, uint64_t other, struct ns_error *err)
-{
-    char shown[120];
-
-    ns_refuse(err, "edited", "custom_id",
-              "line %" PRIu64 ": custom_id %s has a result made from other "
-              "bytes, of line %" PRIu64 ": the input was edited since; give "
-              "it another output, or begin anew",
-              job->position.offset,
-              ns_log_escape(job->custom_id, strlen(job->custom_id), shown,
-                            sizeof(shown)),
-              other);
-    return ns_spool_condemn(spool, file, err);
-}
-
 /* ---- claim ----------------------------------------------------------- */
 
 /* A job that failed too often gets its last line. */
@@ -247,8 +196,6 @@ claim_one(struct ns_spool *spool, struct ns_claim *claim, struct ns_error *err)
     const struct ns_job *job = claim->job;
     struct ns_spool_file *file = ns_spool_find(spool, job->position.partition);
     struct ns_spool_claim *slot;
-    enum admission admission;
-    enum ns_status status;
     uint64_t other;
     char shown[120];
     int64_t now;
@@ -265,17 +212,9 @@ claim_one(struct ns_spool *spool, struct ns_claim *claim, struct ns_error *err)
         claim->wait_ms = slot->due_ms - now;
         return NS_OK;
     }
-    status = admit(file, job, true, &admission, &other, err);
-    if (status != NS_OK)
-        return status;
-    switch (admission) {
-    case ADMITTED:
+    other = job->custom_id ? ns_index_line_of(file->index, job->custom_id) : 0;
+    if (other == 0 || other == job->position.offset)
         return begin(spool, file, claim, err);
-    case EDITED:
-        return edited(spool, file, job, other, err);
-    case DUPLICATE:
-        break;
-    }
     claim->outcome = NS_CLAIM_CONFLICT;
     ns_refuse(&claim->error, "duplicate_id", "custom_id",
               "custom_id: %s stands in line %" PRIu64 " already",
@@ -420,47 +359,25 @@ spool_finish(struct ns_store *store, struct ns_finished *ends, size_t n,
 }
 
 static enum ns_status
-refuse_one(struct ns_spool *spool, struct ns_spool_file *file,
-           struct ns_refusal *refusal, struct ns_buf *batch,
-           struct ns_error *err)
-{
-    const struct ns_job *job = refusal->job;
-    bool own_id = !refusal->error.code ||
-                  strcmp(refusal->error.code, "duplicate_id") != 0;
-    struct ns_result result;
-    enum admission admission;
-    enum ns_status status;
-    uint64_t other;
-
-    status = admit(file, job, own_id, &admission, &other, err);
-    if (status == NS_OK && admission == EDITED) {
-        refusal->outcome = NS_STORE_FENCED;
-        return edited(spool, file, job, other, err);
-    }
-    if (status == NS_OK && admission == DUPLICATE)
-        status = admit(file, job, false, &admission, &other, err);
-    if (status != NS_OK)
-        return status;
-    refusal->outcome = 0;
-    result = ns_result_of_error(NS_RESULT_DEAD, &refusal->error);
-    return add_line(job, &result, batch, err);
-}
-
-static enum ns_status
 refuse_file(struct ns_spool *spool, struct ns_spool_file *file,
             struct ns_refusal *refusals, size_t n, struct ns_error *err)
 {
     enum ns_status status = NS_OK;
+    struct ns_result result;
     struct ns_buf batch;
 
     ns_buf_init(&batch, max_batch);
     for (size_t i = 0; i < n && status == NS_OK && !file->dead; i++) {
-        if (refusals[i].job->position.partition != file->number)
+        struct ns_refusal *refusal = &refusals[i];
+
+        if (refusal->job->position.partition != file->number)
             continue;
-        if (is_done(file, refusals[i].job))
-            refusals[i].outcome = NS_STORE_DONE;
-        else
-            status = refuse_one(spool, file, &refusals[i], &batch, err);
+        refusal->outcome = NS_STORE_DONE;
+        if (is_done(file, refusal->job))
+            continue;
+        refusal->outcome = 0; /* to be settled below */
+        result = ns_result_of_error(NS_RESULT_DEAD, &refusal->error);
+        status = add_line(refusal->job, &result, &batch, err);
     }
     if (status == NS_OK && batch.length)
         status = append(spool, file, &batch, err);
