@@ -252,7 +252,7 @@ text_of(const json_t *object, const char *key)
 static void
 put_cost(const json_t *body, const json_t *ours)
 {
-    const json_t *usage = json_object_get(body, "usage");
+    const json_t *tokens = json_object_get(body, "usage");
     const json_t *choice =
         json_array_get(json_object_get(body, "choices"), 0);
     const json_t *per_pass = json_object_get(ours, "tokens_per_pass");
@@ -266,8 +266,8 @@ put_cost(const json_t *body, const json_t *ours)
 
     printf("   %s, %" JSON_INTEGER_FORMAT " tokens of %" JSON_INTEGER_FORMAT,
            mode ? mode : "?",
-           json_integer_value(json_object_get(usage, "completion_tokens")),
-           json_integer_value(json_object_get(usage, "prompt_tokens")));
+           json_integer_value(json_object_get(tokens, "completion_tokens")),
+           json_integer_value(json_object_get(tokens, "prompt_tokens")));
     if (json_is_number(per_pass))
         printf(", %.1f tokens per forward", json_number_value(per_pass));
     if (blocks > 0 && steps > 0)
