@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/version.h"
 #include "daemon/command.h"
 #include "daemon/setup.h"
-#include "daemon/version.h"
 
 static const struct {
     const char *name;

@@ -16,12 +16,12 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "base/version.h"
 #include "connectors/spool.h"
 #include "daemon/arguments.h"
 #include "daemon/notify.h"
 #include "daemon/setup.h"
 #include "daemon/signals.h"
-#include "daemon/version.h"
 #include "daemon/work.h"
 
 static const char usage[] =
