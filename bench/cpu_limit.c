@@ -20,7 +20,8 @@ main(int argc, char **argv)
         { LIMIT_AMX, "amx_bf16", "gflops" },
         { LIMIT_READ, "read", "gbs" },
     };
-    uint32_t all = argc > 1 ? (uint32_t)atoi(argv[1]) : machine_threads();
+    uint32_t all = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10)
+                            : machine_threads();
 
     for (uint32_t n = 1; n <= all; n = n < all ? all : n + 1)
         for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {

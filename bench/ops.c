@@ -181,7 +181,7 @@ bench_attention(struct bench *b, uint32_t n_rows, bool full)
     };
     qkv.kv.page_bytes = sizeof(float) * NS_PAGE * n_kv *
                         (d + (full ? 2 * qkv.kv.n_rotated : d));
-    qkv.kv.base = numbers(b, n_canvases * n_pages * qkv.kv.page_bytes /
+    qkv.kv.base = numbers(b, qkv.kv.page_bytes * n_canvases * n_pages /
                                  sizeof(float), 1);
     qkv.pages = pages;
     attention = (struct ns_attention){
@@ -286,10 +286,10 @@ main(int argc, char **argv)
 {
     struct ns_backend_options options = {
         .isa = argc > 1 ? argv[1] : "avx512",
-        .n_threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 2,
+        .n_threads = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 2,
         .arithmetic = "auto",
     };
-    uint32_t n_rows = argc > 3 ? (uint32_t)atoi(argv[3]) : CANVAS;
+    uint32_t n_rows = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : CANVAS;
     struct ns_backend_sizes sizes = {
         .n_rows = n_rows, .n_head_rows = n_rows, .hidden = H, .vocab = V,
         .n_heads = HEADS, .n_kv_heads = 2, .head_dim = 256, .n_experts = X,

@@ -108,9 +108,7 @@ any_dims(const struct attention_job *job, const struct key_tile *tile,
         if (at < tile->first || at >= tile->end)
             continue;
         for (uint32_t dim = j; dim < d && dim < j + LANES; dim++) {
-            if (!tile->compact)
-                key[l][dim - j] = k[dim];
-            else if (dim < r)
+            if (!tile->compact || dim < r)
                 key[l][dim - j] = k[dim];
             else if (dim >= d / 2 && dim < d / 2 + r)
                 key[l][dim - j] = k[r + dim - d / 2];

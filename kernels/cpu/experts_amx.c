@@ -4,7 +4,7 @@
 #define GEMM_PAIRS gemm_pairs_avx512
 #define GEMM_BF16 gemm_bf16_amx
 
-#include "kernels/cpu/product.h"
+#include "kernels/cpu/product_body.h"
 #include "kernels/cpu/tuned.h"
 
 #include "kernels/cpu/experts_body.h"

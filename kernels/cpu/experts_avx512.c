@@ -3,7 +3,7 @@
 #define GEMM_F32 gemm_f32_avx512
 #define GEMM_PAIRS gemm_pairs_avx512
 
-#include "kernels/cpu/product.h"
+#include "kernels/cpu/product_body.h"
 #include "kernels/cpu/tuned.h"
 
 #include "kernels/cpu/experts_body.h"

@@ -14,44 +14,106 @@ struct experts_job {
     uint32_t top_k;
     const struct ns_weight *gate_up, *down;
     struct expert_scratch s;
+    uint32_t n_cuts; /* of a task's columns, where tasks are fewer than threads */
 };
 
 enum { SUM_ROWS = 16 };
+
+/* inner = gelu(x . gate) * (x . up) of a task's rows, panels first..end - 1 */
+static void
+expert_inner(const struct experts_job *job, const struct expert_task *t,
+             uint32_t first, uint32_t end, void *buffer, float *inner,
+             size_t ld)
+{
+    const struct ns_weight *w = job->gate_up;
+    struct operand a = operand_make(
+        job->cpu, w->dtype, job->x.data, job->x.stride,
+        job->s.row + t->first, t->n_copies, w->k, buffer);
+
+    for (uint32_t p = first; p < end; p++) {
+        uint32_t col = p * PANEL;
+
+        gated_product(inner + col, ld, a, t->n_copies,
+                      packed_panel(w, t->expert, 2 * p),
+                      packed_panel(w, t->expert, 2 * p + 1), w->dtype, w->k,
+                      w->n - col < PANEL ? w->n - col : PANEL);
+    }
+}
+
+/* copies = inner . down of a task's rows, panels first..end - 1 */
+static void
+expert_outer(const struct experts_job *job, const struct expert_task *t,
+             uint32_t first, uint32_t end, void *buffer, const float *inner,
+             size_t ld)
+{
+    const struct ns_weight *w = job->down;
+    float *out = job->s.copies + t->first * (size_t)w->n;
+    struct operand a = operand_make(job->cpu, w->dtype, inner, ld, NULL,
+                                    t->n_copies, w->k, buffer);
+
+    for (uint32_t p = first; p < end; p++) {
+        uint32_t col = p * PANEL;
+
+        product(out + col, w->n, a, 0, t->n_copies,
+                packed_panel(w, t->expert, p), w->dtype, w->k,
+                w->n - col < PANEL ? w->n - col : PANEL);
+    }
+}
+
+static uint32_t
+panels_of(const struct ns_weight *w)
+{
+    return (w->n + PANEL - 1) / PANEL;
+}
 
 static void
 experts_task(void *ctx, uint32_t task, uint32_t thread)
 {
     const struct experts_job *job = ctx;
     const struct expert_task *t = &job->s.tasks[task];
-    const struct ns_weight *gu = job->gate_up, *down = job->down;
-    unsigned char *scratch = scratch_of_thread(job->cpu, thread);
-    size_t operand_bytes =
-        EXPERT_ROWS * (size_t)operand_ld(gu->k) * sizeof(float);
-    float *inner = (float *)(scratch + operand_bytes);
-    size_t ld = operand_ld(gu->n);
-    float *out = job->s.copies + t->first * (size_t)down->n;
-    struct operand a;
+    unsigned char *buffer = scratch_of_thread(job->cpu, thread);
+    size_t ld = operand_ld(job->gate_up->n);
+    float *inner = (float *)(void *)(buffer + EXPERT_ROWS * sizeof(float) *
+                                                  operand_ld(job->gate_up->k));
 
-    a = operand_make(job->cpu, gu->dtype, job->x.data, job->x.stride,
-                     job->s.row + t->first, t->n_copies, gu->k, scratch);
-    for (uint32_t col = 0; col < gu->n; col += PANEL) {
-        uint32_t p = 2 * (col / PANEL);
-        uint32_t n_cols = gu->n - col < PANEL ? gu->n - col : PANEL;
+    expert_inner(job, t, 0, panels_of(job->gate_up), buffer, inner, ld);
+    expert_outer(job, t, 0, panels_of(job->down), inner + EXPERT_ROWS * ld,
+                 inner, ld);
+}
 
-        gated_product(inner + col, ld, a, t->n_copies,
-                      packed_panel(gu, t->expert, p),
-                      packed_panel(gu, t->expert, p + 1), gu->dtype, gu->k,
-                      n_cols);
-    }
-    a = operand_make(job->cpu, down->dtype, inner, ld, NULL, t->n_copies,
-                     down->k, inner + EXPERT_ROWS * ld);
-    for (uint32_t col = 0; col < down->n; col += PANEL) {
-        uint32_t n_cols = down->n - col < PANEL ? down->n - col : PANEL;
+/* The cut'th of n_cuts parts of n panels. */
+static uint32_t
+cut_of(uint32_t n, uint32_t cut, uint32_t n_cuts)
+{
+    return (uint32_t)((uint64_t)n * cut / n_cuts);
+}
 
-        product(out + col, down->n, a, 0, t->n_copies,
-                packed_panel(down, t->expert, col / PANEL), down->dtype,
-                down->k, n_cols);
-    }
+static void
+experts_inner_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct experts_job *job = ctx;
+    const struct expert_task *t = &job->s.tasks[task / job->n_cuts];
+    uint32_t cut = task % job->n_cuts, n = panels_of(job->gate_up);
+    size_t ld = operand_ld(job->gate_up->n);
+
+    expert_inner(job, t, cut_of(n, cut, job->n_cuts),
+                 cut_of(n, cut + 1, job->n_cuts),
+                 scratch_of_thread(job->cpu, thread),
+                 job->s.inner + t->first * ld, ld);
+}
+
+static void
+experts_outer_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct experts_job *job = ctx;
+    const struct expert_task *t = &job->s.tasks[task / job->n_cuts];
+    uint32_t cut = task % job->n_cuts, n = panels_of(job->down);
+    size_t ld = operand_ld(job->gate_up->n);
+
+    expert_outer(job, t, cut_of(n, cut, job->n_cuts),
+                 cut_of(n, cut + 1, job->n_cuts),
+                 scratch_of_thread(job->cpu, thread),
+                 job->s.inner + t->first * ld, ld);
 }
 
 static void
@@ -97,10 +159,16 @@ ISA(experts)(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
     if (x.n_rows == 0)
         return;
     expert_scratch_carve(&job.s, cpu->scratch, x.n_rows, top_k, gate_up->count,
-                         down->n);
+                         down->n, gate_up->n);
     n_tasks = expert_scratch_sort(&job.s, index, x.n_rows, top_k,
                                   gate_up->count);
-    pool_run(cpu->pool, n_tasks, experts_task, &job);
+    if (n_tasks < 2 * pool_threads(cpu->pool)) {
+        job.n_cuts = 4 * pool_threads(cpu->pool) / n_tasks;
+        pool_run(cpu->pool, n_tasks * job.n_cuts, experts_inner_task, &job);
+        pool_run(cpu->pool, n_tasks * job.n_cuts, experts_outer_task, &job);
+    } else {
+        pool_run(cpu->pool, n_tasks, experts_task, &job);
+    }
     pool_run(cpu->pool, (x.n_rows + SUM_ROWS - 1) / SUM_ROWS, experts_sum,
              &job);
 }

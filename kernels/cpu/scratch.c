@@ -20,7 +20,7 @@ carve(unsigned char *base, size_t *used, size_t count, size_t bytes)
 void
 expert_scratch_carve(struct expert_scratch *s, unsigned char *base,
                      uint32_t n_rows, uint32_t top_k, uint32_t n_experts,
-                     uint32_t hidden)
+                     uint32_t hidden, uint32_t inner)
 {
     size_t copies = (size_t)n_rows * top_k, used = 0;
 
@@ -33,6 +33,7 @@ expert_scratch_carve(struct expert_scratch *s, unsigned char *base,
     s->tasks = carve(base, &used, s->max_tasks, sizeof(*s->tasks));
     s->n_of_size = carve(base, &used, EXPERT_ROWS + 2, sizeof(*s->n_of_size));
     s->copies = carve(base, &used, copies, hidden * sizeof(float));
+    s->inner = carve(base, &used, copies, operand_ld(inner) * sizeof(float));
     s->bytes = used;
 }
 
@@ -159,7 +160,7 @@ cpu_scratch_bytes(const struct ns_backend_sizes *sizes)
     struct head_scratch head;
 
     expert_scratch_carve(&experts, NULL, sizes->n_rows, sizes->top_k,
-                         sizes->n_experts, sizes->hidden);
+                         sizes->n_experts, sizes->hidden, sizes->expert_dim);
     head_scratch_carve(&head, NULL, sizes->n_head_rows, sizes->vocab,
                        sizes->hidden);
     return larger(larger(experts.bytes, head.bytes),

@@ -57,13 +57,14 @@ struct expert_scratch {
     uint32_t max_tasks;
     uint32_t *n_of_size;
     float *copies; /* [copies][hidden] down's output */
+    float *inner;  /* [copies][inner] gelu(gate) * up, if tasks are cut */
     size_t bytes;
 };
 
 /* With a NULL base it only counts the bytes. */
 void expert_scratch_carve(struct expert_scratch *scratch, unsigned char *base,
                           uint32_t n_rows, uint32_t top_k, uint32_t n_experts,
-                          uint32_t hidden);
+                          uint32_t hidden, uint32_t inner);
 
 /* Fills all but `copies` from the experts of each row. Returns how many tasks
  * there are. */

@@ -1,4 +1,4 @@
-/* product.h - how the tuned bodies multiply rows with a packed weight.
+/* product_body.h - how the tuned bodies multiply rows with a packed weight.
  *
  * The rows of a block are first put into the form that the arithmetic wants
  * (an operand), then meet one panel after the other. Three forms:
@@ -10,8 +10,8 @@
  * Included by the bodies only. An includer for an instruction set with bf16
  * products defines GEMM_BF16.
  */
-#ifndef NS_KERNELS_CPU_PRODUCT_H
-#define NS_KERNELS_CPU_PRODUCT_H
+#ifndef NS_KERNELS_CPU_PRODUCT_BODY_H
+#define NS_KERNELS_CPU_PRODUCT_BODY_H
 
 #include <string.h>
 
