@@ -186,6 +186,8 @@ judge(void *context, const char *line, size_t length)
         verdict = NS_JOURNAL_FAILED;
     ns_index_set_done(file->index, n);
     judging->spool->progress.lines_done_before++;
+    if (strcmp(word, "ok") != 0)
+        judging->spool->progress.failed_before++;
 out:
     json_decref(root);
     return verdict;

@@ -76,7 +76,8 @@ struct ns_source *ns_spool_source(struct ns_spool *spool); /* borrowed */
 struct ns_store *ns_spool_store(struct ns_spool *spool);   /* borrowed */
 
 struct ns_spool_progress { /* a snapshot */
-    uint64_t lines_done_before; /* results found at open */
+    uint64_t lines_done_before; /* results found at open ... */
+    uint64_t failed_before;     /* ... and those of them that are not ok */
     uint64_t lines_handed_out;
     uint64_t ok, failed; /* stored since open: ok, all others */
     uint64_t bytes_read, bytes_total; /* of the input; total 0: not known */
