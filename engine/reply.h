@@ -31,7 +31,7 @@ struct ns_reply_options {
     bool in_thought;          /* the prompt already opened the thought */
     const char *const *stop;  /* strings that end the content; borrowed */
     size_t n_stop;
-    size_t limit_bytes;       /* of all text */
+    size_t limit_bytes;       /* of each of its texts */
 };
 
 enum ns_status ns_reply_create(const struct ns_reply_options *options,
