@@ -186,7 +186,7 @@ rig_run(struct rig *rig, enum ns_segment_kind kind, const int32_t *tokens,
 }
 
 /* Key and value rows of a cached position: [kv heads][d] each. */
-static void
+static void __attribute__((unused))
 rig_kv(struct rig *rig, uint32_t layer, uint32_t position, float *k, float *v)
 {
     struct ns_kv_layer kv = ns_kvcache_layer(rig->kv, layer);
