@@ -16,7 +16,12 @@
 #error "included by gemm_<isa>.c only"
 #endif
 
-enum { TILE_COLS = 2 * WIDTH, STRIP_COLS = 32 };
+enum {
+    TILE_COLS = 2 * WIDTH,
+    STRIP_COLS = 32,
+    STEP_BYTES = 128,   /* of a panel: 32 floats, or 32 pairs of bf16 */
+    AHEAD_STEPS = 2048, /* a panel that is larger would push out its own rows */
+};
 
 struct tile {
     float *c;
@@ -27,7 +32,8 @@ struct tile {
     size_t ldb; /* f32: floats */
     uint32_t k;
     bool more;
-    ptrdiff_t ahead; /* bytes from b to what is to be fetched; or 0 */
+    const char *ahead; /* to fetch into L2, so many bytes a step of k */
+    size_t ahead_step;
 };
 
 /* Rows are addressed as three to a base pointer (base, + lda, + 2 lda), which
@@ -67,14 +73,15 @@ tile_f32(const struct tile *t, const int n)
     reg acc[TILE_ROWS][2];
     const float *p[(TILE_ROWS + 2) / 3];
     const float *b = t->b;
-    ptrdiff_t ahead = t->ahead;
+    const char *ahead = t->ahead;
 
     tile_begin(t, n, acc, p);
     for (uint32_t k = 0; k < t->k; k++) {
         reg b0 = reg_load(b), b1 = reg_load(b + WIDTH);
 
-        _mm_prefetch((const char *)b + ahead, _MM_HINT_T1);
-        _mm_prefetch((const char *)b + ahead + 64, _MM_HINT_T1);
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + 64, _MM_HINT_T1);
+        ahead += t->ahead_step;
         EACH_ROW
         {
             reg a = reg_set(*ROW(r));
@@ -95,15 +102,16 @@ tile_pairs(const struct tile *t, const int n)
     reg acc[TILE_ROWS][2];
     const float *p[(TILE_ROWS + 2) / 3];
     const uint16_t *b = t->b;
-    ptrdiff_t ahead = t->ahead;
+    const char *ahead = t->ahead;
 
     tile_begin(t, n, acc, p);
     for (uint32_t k = 0; k + 1 < t->k; k += 2) {
         regi w0 = regi_load(b), w1 = regi_load(b + 2 * WIDTH);
         reg b0 = reg_low_bf16(w0), b1 = reg_low_bf16(w1);
 
-        _mm_prefetch((const char *)b + ahead, _MM_HINT_T1);
-        _mm_prefetch((const char *)b + ahead + 64, _MM_HINT_T1);
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + 64, _MM_HINT_T1);
+        ahead += t->ahead_step;
         EACH_ROW
         {
             reg a = reg_set(*ROW(r));
@@ -177,11 +185,21 @@ TILES(tile_pairs)
 
 static void
 strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
-          uint32_t tile_rows, size_t half_bytes)
+          uint32_t tile_rows, uint32_t n_steps, size_t half_bytes)
 {
     uint32_t n_tiles = (s->n_rows + tile_rows - 1) / tile_rows;
+    uint32_t n_passes = n_tiles * (STRIP_COLS / TILE_COLS), row = 0;
     float edge[TILE_ROWS * TILE_COLS] __attribute__((aligned(64)));
-    uint32_t row = 0;
+    const char *ahead = s->b;
+    size_t step = 0;
+
+    /* A few dozen rows outrun the memory that weights come from: while a panel
+     * is at work the next one is fetched, evenly over all passes. (With one
+     * tile there is but one stream, which the hardware foresees.) */
+    if (s->ahead && n_steps <= AHEAD_STEPS && n_tiles > 1) {
+        ahead = s->ahead;
+        step = STEP_BYTES / n_passes;
+    }
 
     for (uint32_t i = 0; i < n_tiles; i++) {
         uint32_t n = (s->n_rows - row) / (n_tiles - i);
@@ -197,12 +215,11 @@ strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
                 .ldb = s->ldb,
                 .k = s->k,
                 .more = s->more,
+                .ahead = ahead,
+                .ahead_step = step,
             };
 
-            /* Few rows outrun the memory that the weights come from: the
-             * last tile of a panel fetches the next one. */
-            if (i + 1 == n_tiles && i > 0 && col == 0 && s->ahead)
-                t.ahead = (const char *)s->ahead - (const char *)s->b;
+            ahead += step * n_steps;
 
             if (n_cols >= TILE_COLS) {
                 tile_of[n - 1](&t);
@@ -232,19 +249,21 @@ ISA(gemm_bf16)(const struct strip *strip)
     pairs.lda /= 2;
     pairs.k = (strip->k + 1) / 2;
     pairs.ldb = STRIP_COLS;
-    strip_run(&pairs, tile_f32_of, TILE_ROWS, TILE_COLS * sizeof(float));
+    strip_run(&pairs, tile_f32_of, TILE_ROWS, pairs.k,
+              TILE_COLS * sizeof(float));
 }
 #else
 void
 ISA(gemm_f32)(const struct strip *strip)
 {
-    strip_run(strip, tile_f32_of, TILE_ROWS, TILE_COLS * sizeof(float));
+    strip_run(strip, tile_f32_of, TILE_ROWS, strip->k,
+              TILE_COLS * sizeof(float));
 }
 
 void
 ISA(gemm_pairs)(const struct strip *strip)
 {
-    strip_run(strip, tile_pairs_of, PAIR_ROWS,
+    strip_run(strip, tile_pairs_of, PAIR_ROWS, (strip->k + 1) / 2,
               TILE_COLS * 2 * sizeof(uint16_t));
 }
 #endif
