@@ -39,15 +39,25 @@ struct ns_reply {
     bool no_memory, too_large; /* of what has been emptied since */
 };
 
+enum { N_TEXTS = 7 };
+
+static struct ns_buf *
+text_at(struct ns_reply *reply, int i)
+{
+    struct ns_buf *const texts[N_TEXTS] = {
+        &reply->content, &reply->thought,   &reply->piece,    &reply->call,
+        &reply->name,    &reply->arguments, &reply->bad_call,
+    };
+
+    return texts[i];
+}
+
 enum ns_status
 ns_reply_create(const struct ns_reply_options *options, struct ns_reply **out,
                 struct ns_error *err)
 {
     const struct ns_tokenizer *tokenizer = options->tokenizer;
     struct ns_reply *reply = calloc(1, sizeof(*reply));
-    struct ns_buf *bufs[] = { &reply->content, &reply->thought, &reply->piece,
-                              &reply->call,    &reply->name,
-                              &reply->arguments, &reply->bad_call };
 
     if (!reply)
         return ns_fail(err, NS_FATAL, "out of memory for a reply");
@@ -60,8 +70,8 @@ ns_reply_create(const struct ns_reply_options *options, struct ns_reply **out,
     reply->state = options->in_thought ? IN_THOUGHT : IN_CONTENT;
     reply->undecided = true;
     ns_decoder_init(&reply->decoder);
-    for (size_t i = 0; i < sizeof(bufs) / sizeof(*bufs); i++)
-        ns_buf_init(bufs[i], options->limit_bytes);
+    for (int i = 0; i < N_TEXTS; i++)
+        ns_buf_init(text_at(reply, i), options->limit_bytes);
     for (size_t i = 0; i < options->n_stop; i++)
         if (strlen(options->stop[i]) > reply->longest_stop)
             reply->longest_stop = strlen(options->stop[i]);
@@ -74,13 +84,8 @@ ns_reply_destroy(struct ns_reply *reply)
 {
     if (!reply)
         return;
-    ns_buf_fini(&reply->content);
-    ns_buf_fini(&reply->thought);
-    ns_buf_fini(&reply->piece);
-    ns_buf_fini(&reply->call);
-    ns_buf_fini(&reply->name);
-    ns_buf_fini(&reply->arguments);
-    ns_buf_fini(&reply->bad_call);
+    for (int i = 0; i < N_TEXTS; i++)
+        ns_buf_fini(text_at(reply, i));
     json_decref(reply->calls);
     free(reply);
 }
@@ -381,17 +386,16 @@ ns_reply_thought_tokens(const struct ns_reply *reply)
 }
 
 static enum ns_status
-check_texts(const struct ns_reply *reply, struct ns_error *err)
+check_texts(struct ns_reply *reply, struct ns_error *err)
 {
-    const struct ns_buf *bufs[] = { &reply->content, &reply->thought,
-                                    &reply->piece,   &reply->call,
-                                    &reply->name,    &reply->arguments,
-                                    &reply->bad_call };
     enum ns_status status = NS_OK;
 
-    for (size_t i = 0; i < sizeof(bufs) / sizeof(*bufs); i++)
-        if (status == NS_OK || (bufs[i]->failed && status != NS_FATAL))
-            status = ns_buf_check(bufs[i], "the reply", err);
+    for (int i = 0; i < N_TEXTS; i++) {
+        const struct ns_buf *text = text_at(reply, i);
+
+        if (status == NS_OK || (text->failed && status != NS_FATAL))
+            status = ns_buf_check(text, "the reply", err);
+    }
     if (reply->no_memory)
         return ns_fail(err, NS_FATAL, "out of memory for the reply");
     if (status == NS_OK && reply->too_large)
@@ -430,6 +434,7 @@ ns_reply_finish(struct ns_reply *reply, struct ns_reply_text *out,
     if (reply->calls)
         drop_blank_content(reply);
     *out = (struct ns_reply_text){
+        .stopped = reply->stopped,
         .thought = reply->thought.length ? reply->thought.data : NULL,
         .thought_length = reply->thought.length,
         .content = reply->content.data ? reply->content.data : "",
