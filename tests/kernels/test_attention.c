@@ -130,7 +130,10 @@ plan_pass(struct world *w, bool canvases)
         if (!canvases && s->kind == NS_SEGMENT_CANVAS)
             s->kind = NS_SEGMENT_PREFILL;
         canvas = s->kind == NS_SEGMENT_CANVAS;
-        s->n_rows = s->kind == NS_SEGMENT_AR ? 1 : 1 + below(&w->seed, 79);
+        /* large heads in short runs, or the naive loops take minutes */
+        s->n_rows = 1 + below(&w->seed, w->shape.head_dim < 256 ? 79 : 23);
+        if (s->kind == NS_SEGMENT_AR)
+            s->n_rows = 1;
         s->slot = slot;
         s->row0 = n_rows;
         s->position = w->length[slot];
