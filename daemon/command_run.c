@@ -261,12 +261,18 @@ loop(struct run *run, struct ns_progress *progress)
     return stopped;
 }
 
+/* Of the whole of OUT, what former runs wrote included: a file whose every
+ * job failed is no success the second time either. */
 static int
-exit_status(const struct ns_pipeline_counts *counts)
+exit_status(const struct ns_pipeline_counts *counts,
+            const struct ns_spool_progress *before)
 {
-    if (counts->failed == 0)
+    uint64_t ok = counts->ok + before->lines_done_before -
+                  before->failed_before;
+
+    if (counts->failed + before->failed_before == 0)
         return NS_EXIT_OK;
-    return counts->ok ? NS_EXIT_SOME : NS_EXIT_NONE;
+    return ok ? NS_EXIT_SOME : NS_EXIT_NONE;
 }
 
 static int
@@ -275,7 +281,8 @@ run_jobs(struct run *run)
     struct ns_pipeline_counts counts;
     struct ns_progress progress;
     struct ns_error err = { 0 };
-    uint64_t total, before;
+    struct ns_spool_progress before;
+    uint64_t total;
     bool stopped;
     int status;
 
@@ -288,20 +295,27 @@ run_jobs(struct run *run)
     if (open_parts(run, &err) != NS_OK)
         return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
                                err.text);
-    before = ns_spool_progress(run->spool).lines_done_before;
+    before = ns_spool_progress(run->spool);
     total = wants_live(run) ? count_jobs(run->input) : 0;
-    total = total > before ? total - before : 0;
+    total = total > before.lines_done_before
+                ? total - before.lines_done_before
+                : 0;
     if (ns_signals_ready(NS_EXIT_INTERRUPTED, &err) != NS_OK ||
         start(run, &err) != NS_OK)
         return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
                                err.text);
-    ns_progress_init(&progress, stderr, wants_live(run), total, before);
+    ns_progress_init(&progress, stderr, wants_live(run), total,
+                     before.lines_done_before);
     stopped = loop(run, &progress);
     counts = ns_pipeline_counts(run->pipeline);
-    status = stopped ? NS_EXIT_INTERRUPTED : exit_status(&counts);
-    if (ns_pipeline_failure(run->pipeline, &err) != NS_OK)
-        status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s",
-                                 err.text);
+    status = stopped ? NS_EXIT_INTERRUPTED : exit_status(&counts, &before);
+    if (ns_pipeline_failure(run->pipeline, &err) != NS_OK) {
+        bool edited = err.code && strcmp(err.code, "edited") == 0;
+
+        status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s%s",
+                                 err.text, edited ? " (--restart begins anew)"
+                                                  : "");
+    }
     if (!run->quiet && (isatty(STDERR_FILENO) || run->progress))
         ns_progress_summary(&progress, &counts);
     return status;

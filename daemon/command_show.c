@@ -205,6 +205,8 @@ put_text(const char *text, size_t length, int width, const char *indent)
 
     while (length > 0 && text[length - 1] == '\n')
         length--;
+    while (at < length && text[at] == '\n')
+        at++;
     while (at < length) {
         size_t blanks = 0, n;
 

@@ -88,10 +88,13 @@ static void
 complain(struct validate *v, uint64_t line, const struct ns_job *job,
          const struct ns_error *err)
 {
+    /* Most sentences begin with the field already. */
+    bool named = strncmp(err->text, err->param, strlen(err->param)) == 0;
+
     v->n_bad++;
     printf("%s:%" PRIu64 ": %s: %s%s%s%s%s%s\n", v->input, line,
-           err->code ? err->code : "invalid", err->param,
-           err->param[0] ? ": " : "", err->text,
+           err->code ? err->code : "invalid", named ? "" : err->param,
+           named ? "" : ": ", err->text,
            job && job->custom_id ? " (" : "",
            job && job->custom_id ? job->custom_id : "",
            job && job->custom_id ? ")" : "");

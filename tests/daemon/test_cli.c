@@ -1,0 +1,370 @@
+/* nightshift(1) end to end, on a small checkpoint: run, be killed, carry on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "tests/daemon/program.h"
+
+enum { N_JOBS = 40, LONGEST = 150 };
+
+#define OPTIONS "-m", program_model, "--threads", "2"
+
+static struct answers reference; /* of an unbroken run over jobs.jsonl */
+
+static void
+an_unbroken_run_answers_every_job_once_and_says_that_some_failed(void **state)
+{
+    (void)state;
+    write_jobs(in_folder("jobs.jsonl"), N_JOBS, LONGEST);
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("whole.jsonl"), OPTIONS), 1);
+    read_answers(in_folder("whole.jsonl"), &reference);
+    assert_int_equal(reference.n, N_JOBS);
+    for (int i = 1; i <= N_JOBS; i++) {
+        assert_int_equal(reference.count[i], 1);
+        if (i % 20 == 8)
+            assert_non_null(strstr(reference.text[i], "\"bad_param\""));
+        else if (i % 20 == 18)
+            assert_non_null(strstr(reference.text[i], "\"bad_json\""));
+        else
+            assert_non_null(strstr(reference.text[i], "\"seed\":"));
+    }
+    /* Quiet where nobody looks. */
+    assert_false(file_says(in_folder("stderr"), "tok/s"));
+}
+
+static void
+running_again_repeats_and_changes_nothing(void **state)
+{
+    char *before = slurp(in_folder("whole.jsonl")), *after;
+
+    (void)state;
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("whole.jsonl"), OPTIONS), 1);
+    after = slurp(in_folder("whole.jsonl"));
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
+static void
+answers_do_not_depend_on_threads_packing_or_chunks(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("one.jsonl"), "-m", program_model,
+                         "--threads", "1", "--set", "engine.pass_tokens=96",
+                         "--set", "engine.max_sequences=3", "--set",
+                         "daemon.prepare_threads=1"),
+                     1);
+    assert_same_answers(in_folder("one.jsonl"), &reference, N_JOBS);
+}
+
+/* True when the signal hit a run that had begun and was not yet through. */
+static bool
+kill_run(int delay_ms, int signal, int expected)
+{
+    const char *const argv[] = {
+        "nightshift", "run", in_folder("jobs.jsonl"), "-o",
+        in_folder("broken.jsonl"), OPTIONS, "--set", "daemon.checkpoint=0",
+        "--set", "intake.window=6", "--set", "engine.max_sequences=4", NULL,
+    };
+    pid_t pid = spawn(argv, in_folder("stdout"), in_folder("stderr"));
+    int status;
+
+    usleep((useconds_t)delay_ms * 1000);
+    kill(pid, signal);
+    status = wait_for(pid, LIMIT_MS);
+    /* It may have been done by then, or not yet begun. */
+    if (status != expected && status != 1 && status != -signal)
+        fail_msg("status %d behind signal %d", status, signal);
+    return status == expected && exists(in_folder("broken.jsonl"));
+}
+
+static int
+finish_run(void)
+{
+    return RUN("run", in_folder("jobs.jsonl"), "-o", in_folder("broken.jsonl"),
+               OPTIONS);
+}
+
+static void
+killed_at_any_point_and_run_again_gives_each_job_once_as_if_unbroken(
+    void **state)
+{
+    unsigned seed = 7;
+    int n_hit = 0, n_with_blocks = 0;
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        unlink(in_folder("broken.jsonl"));
+        for (int kills = 0; kills < 8; kills++) {
+            n_hit += kill_run(60 + (int)(rand_r(&seed) % 500), SIGKILL,
+                              -SIGKILL);
+            n_with_blocks += exists(in_folder("broken.jsonl.blocks"));
+        }
+        assert_int_equal(finish_run(), 1);
+        assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
+        assert_false(exists(in_folder("broken.jsonl.blocks")));
+    }
+    /* The loop above proves nothing if the runs were through before. */
+    assert_true(n_hit >= 6);
+    assert_true(n_with_blocks >= 3);
+}
+
+static void
+an_interrupt_stops_cleanly_and_a_second_run_carries_on(void **state)
+{
+    struct answers answers;
+    int n_hit = 0;
+
+    (void)state;
+    unlink(in_folder("broken.jsonl"));
+    for (int i = 0; i < 4; i++)
+        n_hit += kill_run(150 + 150 * i, i == 1 ? SIGTERM : SIGINT, 130);
+    assert_true(n_hit >= 1);
+    read_answers(in_folder("broken.jsonl"), &answers); /* whole lines only */
+    answers_fini(&answers);
+    assert_int_equal(finish_run(), 1);
+    assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
+}
+
+static void
+a_second_run_on_the_same_output_is_refused(void **state)
+{
+    const char *const argv[] = {
+        "nightshift", "run", in_folder("jobs.jsonl"), "-o",
+        in_folder("held.jsonl"), OPTIONS, NULL,
+    };
+    pid_t pid = spawn(argv, in_folder("first.out"), in_folder("first.err"));
+
+    (void)state;
+    wait_until_exists(in_folder("held.jsonl"));
+    kill(pid, SIGSTOP);
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("held.jsonl"), OPTIONS), 75);
+    kill(pid, SIGCONT);
+    assert_int_equal(wait_for(pid, LIMIT_MS), 1);
+    assert_same_answers(in_folder("held.jsonl"), &reference, N_JOBS);
+}
+
+static void
+write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+#define JOB(id, text, more) \
+    "{\"custom_id\":\"" id "\",\"method\":\"POST\",\"url\":" \
+    "\"/v1/chat/completions\",\"body\":{\"messages\":[{\"role\":\"user\"," \
+    "\"content\":\"" text "\"}],\"max_tokens\":12" more "}}\n"
+
+static void
+the_exit_status_tells_all_some_and_none(void **state)
+{
+    const char *jobs = in_folder("few.jsonl");
+
+    (void)state;
+    write_text(jobs, JOB("a", "one", "") JOB("b", "two", ""));
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("few.out"), OPTIONS), 0);
+    write_text(jobs, "[]\n{}\n");
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("none.out"), OPTIONS),
+                     2);
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("none.out"), OPTIONS),
+                     2);
+    assert_int_equal(RUN("run"), 64);
+    assert_int_equal(RUN("run", jobs, "--no-such-option"), 64);
+    assert_int_equal(RUN("sing"), 64);
+    assert_int_equal(RUN("run", in_folder("missing.jsonl"), OPTIONS), 65);
+    assert_int_equal(RUN("run", jobs, "-m", in_folder("no-model")), 78);
+    assert_true(file_says(in_folder("stderr"), "config.json"));
+    assert_int_equal(RUN("run", jobs, OPTIONS, "--set", "engine.modle=x"), 78);
+    assert_true(file_says(in_folder("stderr"), "unknown key engine.modle"));
+    assert_int_equal(RUN("run", jobs, OPTIONS, "--mode", "fast"), 78);
+    assert_int_equal(RUN("--help"), 0);
+    assert_int_equal(RUN("--version"), 0);
+    assert_int_equal(RUN("run", "--help"), 0);
+}
+
+static void
+without_an_output_results_go_to_standard_output(void **state)
+{
+    struct answers answers;
+
+    (void)state;
+    write_text(in_folder("few.jsonl"), JOB("a", "one", "") JOB("b", "two", ""));
+    assert_int_equal(RUN("run", in_folder("few.jsonl"), OPTIONS), 0);
+    read_answers(in_folder("stdout"), &answers);
+    assert_int_equal(answers.n, 2);
+    answers_fini(&answers);
+}
+
+static void
+an_edited_line_stops_the_run_until_it_is_told_to_restart(void **state)
+{
+    const char *jobs = in_folder("edit.jsonl"), *out = in_folder("edit.out");
+    struct answers answers;
+
+    (void)state;
+    write_text(jobs, JOB("a", "one", "") JOB("b", "two", ""));
+    assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS), 0);
+    write_text(jobs, JOB("a", "one", "") JOB("b", "three", ""));
+    assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS), 65);
+    assert_true(file_says(in_folder("stderr"), "restart"));
+    assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS, "--restart"), 0);
+    read_answers(out, &answers);
+    assert_int_equal(answers.n, 2);
+    answers_fini(&answers);
+}
+
+static void
+failed_lines_run_again_when_asked(void **state)
+{
+    const char *jobs = in_folder("again.jsonl"), *out = in_folder("again.out");
+    struct answers answers;
+
+    (void)state;
+    write_text(jobs, JOB("a", "one", "") JOB("b", "", ""));
+    assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS), 1);
+    assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS, "--retry-failed"),
+                     1);
+    read_answers(out, &answers);
+    assert_int_equal(answers.n, 2);
+    assert_int_equal(answers.count[2], 1);
+    answers_fini(&answers);
+}
+
+static void
+validate_names_line_code_and_field_and_counts_tokens(void **state)
+{
+    const char *jobs = in_folder("check.jsonl");
+
+    (void)state;
+    write_text(jobs, JOB("a", "one", "") JOB("b", "two", ",\"n\":2")
+               "{\"custom_id\":\"c\"\n" JOB("a", "other", "")
+               JOB("e", "five", ",\"max_tokens\":100000"));
+    assert_int_equal(RUN("validate", jobs), 1);
+    assert_true(file_says(in_folder("stdout"), ":2: unsupported: body.n"));
+    assert_true(file_says(in_folder("stdout"), ":3: bad_json: "));
+    assert_true(file_says(in_folder("stdout"), ":4: duplicate_id: "));
+    write_text(jobs, JOB("a", "one", "") JOB("b", "two", ""));
+    assert_int_equal(RUN("validate", jobs, "-m", program_model), 0);
+    assert_true(file_says(in_folder("stdout"), "2 jobs, 0 bad"));
+    assert_true(file_says(in_folder("stdout"), "prompt tokens"));
+    assert_int_equal(RUN("validate", in_folder("missing.jsonl")), 65);
+}
+
+static void
+what_validate_accepts_runs_and_what_it_refuses_does_not(void **state)
+{
+    const char *jobs = in_folder("limits.jsonl");
+    struct answers answers;
+
+    (void)state;
+    /* The context is 4,096 and a canvas 32. */
+    write_text(jobs,
+               "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":"
+               "\"/v1/chat/completions\",\"body\":{\"messages\":[{\"role\":"
+               "\"user\",\"content\":\"x\"}],\"max_tokens\":4090}}\n"
+               JOB("b", "fits", ""));
+    assert_int_equal(RUN("validate", jobs, "-m", program_model), 1);
+    assert_true(file_says(in_folder("stdout"), ":1: over_context: "));
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("limits.out"), OPTIONS),
+                     1);
+    read_answers(in_folder("limits.out"), &answers);
+    assert_non_null(strstr(answers.text[1], "over_context"));
+    assert_non_null(strstr(answers.text[2], "\"error\":null"));
+    answers_fini(&answers);
+}
+
+static void
+tokenize_goes_there_and_back(void **state)
+{
+    char *ids, *text;
+
+    (void)state;
+    assert_int_equal(RUN("tokenize", "-m", program_model, "good old text"), 0);
+    ids = slurp(in_folder("stdout"));
+    ids[strcspn(ids, "\n")] = '\0';
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--decode", ids), 0);
+    text = slurp(in_folder("stdout"));
+    assert_string_equal(text, "good old text\n");
+    free(ids);
+    free(text);
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--chat", "--text",
+                         "[{\"role\":\"user\",\"content\":\"hi\"}]"), 0);
+    assert_true(file_says(in_folder("stdout"), "<|turn>user\nhi<turn|>"));
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--decode", "9999"),
+                     65);
+}
+
+static void
+inspect_says_what_it_is_and_where_memory_goes(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("inspect", program_model), 0);
+    assert_true(file_says(in_folder("stdout"), "DiffusionGemma"));
+    assert_true(file_says(in_folder("stdout"), "pages of 64 positions"));
+    assert_int_equal(RUN("inspect", in_folder("nothing")), 78);
+}
+
+static void
+show_prints_titles_and_references_and_no_control_bytes(void **state)
+{
+    char *text;
+
+    (void)state;
+    write_text(in_folder("t.jsonl"),
+               JOB("a", "one", ",\"metadata\":{\"title\":\"A \\u001b[31m title"
+                   "\",\"reference\":\"the right answer\"}") "{}\n");
+    assert_int_equal(RUN("run", in_folder("t.jsonl"), "-o",
+                         in_folder("t.out"), OPTIONS), 1);
+    assert_int_equal(RUN("show", in_folder("t.out")), 0);
+    text = slurp(in_folder("stdout"));
+    assert_non_null(strstr(text, "title  (a)"));
+    assert_non_null(strstr(text, "reference:\n   the right answer"));
+    assert_non_null(strstr(text, "dead: "));
+    for (char *at = text; *at; at++)
+        assert_true((unsigned char)*at >= 0x20 || *at == '\n' || *at == '\t');
+    free(text);
+    assert_int_equal(RUN("show", in_folder("missing")), 65);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(
+            an_unbroken_run_answers_every_job_once_and_says_that_some_failed),
+        cmocka_unit_test(running_again_repeats_and_changes_nothing),
+        cmocka_unit_test(answers_do_not_depend_on_threads_packing_or_chunks),
+        cmocka_unit_test(
+            killed_at_any_point_and_run_again_gives_each_job_once_as_if_unbroken),
+        cmocka_unit_test(an_interrupt_stops_cleanly_and_a_second_run_carries_on),
+        cmocka_unit_test(a_second_run_on_the_same_output_is_refused),
+        cmocka_unit_test(the_exit_status_tells_all_some_and_none),
+        cmocka_unit_test(without_an_output_results_go_to_standard_output),
+        cmocka_unit_test(
+            an_edited_line_stops_the_run_until_it_is_told_to_restart),
+        cmocka_unit_test(failed_lines_run_again_when_asked),
+        cmocka_unit_test(validate_names_line_code_and_field_and_counts_tokens),
+        cmocka_unit_test(
+            what_validate_accepts_runs_and_what_it_refuses_does_not),
+        cmocka_unit_test(tokenize_goes_there_and_back),
+        cmocka_unit_test(inspect_says_what_it_is_and_where_memory_goes),
+        cmocka_unit_test(
+            show_prints_titles_and_references_and_no_control_bytes),
+    };
+    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+
+    answers_fini(&reference);
+    return failed;
+}
