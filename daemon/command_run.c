@@ -313,7 +313,7 @@ run_jobs(struct run *run)
         bool edited = err.code && strcmp(err.code, "edited") == 0;
 
         status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s%s",
-                                 err.text, edited ? " (--restart begins anew)"
+                                 err.text, edited ? " with --restart"
                                                   : "");
     }
     if (!run->quiet && (isatty(STDERR_FILENO) || run->progress))

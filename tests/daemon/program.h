@@ -41,15 +41,15 @@ build_folder(void)
     return path;
 }
 
-/* Path of a file in the test's own folder; four may be used at a time. */
+/* Path of a file in the test's own folder; 64 may be in use at a time. */
 static const char *
 in_folder(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static const char *
 in_folder(const char *format, ...)
 {
-    static char path[8][PATH_MAX];
+    static char path[64][PATH_MAX];
     static int next;
-    char *out = path[next++ % 8];
+    char *out = path[next++ % 64];
     va_list ap;
     int n = snprintf(out, PATH_MAX, "%s/", program_folder);
 
