@@ -333,9 +333,9 @@ weight(struct binder *b, enum ns_packing packing,
 {
     struct ns_matrix sources[MAX_SOURCES];
 
-    if (b->status != NS_OK)
-        return; /* then some tensors are NULL */
     for (uint32_t i = 0; i < n_tensors; i++) {
+        if (!tensors[i])
+            return; /* the walk has failed */
         if (tensors[i]->dtype != tensors[0]->dtype) {
             fail(b, NS_REJECT,
                  "tensor %s is stored as %s, %s as %s: what is multiplied "
@@ -541,7 +541,7 @@ text_weights(struct binder *b)
     embedding[0] = need(b, "embed_tokens.weight", true,
                         shape2(c->vocab, c->hidden));
     weight(b, NS_PACK_TABLE, embedding, 1, &w->embedding);
-    if (b->status != NS_OK)
+    if (!embedding[0])
         return;
     (void)float_type(embedding[0]->dtype, &b->model->dtype);
     w->embedding_scale = embedding_scale(c->hidden, b->model->dtype);

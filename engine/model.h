@@ -145,7 +145,8 @@ enum ns_status ns_model_describe(const char *directory, struct ns_backend *be,
                                  struct ns_model **out, struct ns_error *err);
 enum ns_status ns_model_open(const char *directory, struct ns_backend *be,
                              struct ns_model **out, struct ns_error *err);
-void ns_model_close(struct ns_model *model); /* takes NULL; before the backend */
+/* Takes NULL; before the backend is closed. */
+void ns_model_close(struct ns_model *model);
 
 /* For people: what it is, shapes, parameters, bytes by part, what is unused. */
 void ns_model_print(const struct ns_model *model, FILE *file);

@@ -392,22 +392,22 @@ out:
     return status;
 }
 
-static enum ns_status
-create(const char *path, struct ns_safetensors **out, struct ns_error *err)
+/* NULL when there is no memory; `err` then says so. */
+static struct ns_safetensors *
+create(const char *path, struct ns_error *err)
 {
     struct ns_safetensors *st = calloc(1, sizeof(*st));
-    enum ns_status status;
 
-    if (!st)
-        return no_memory(path, err);
-    ns_buf_init(&st->index, MAX_INDEX_BYTES);
-    status = ns_arena_create(0, &st->arena, err);
-    if (status != NS_OK) {
-        free(st);
-        return status;
+    if (!st) {
+        (void)no_memory(path, err);
+        return NULL;
     }
-    *out = st;
-    return NS_OK;
+    ns_buf_init(&st->index, MAX_INDEX_BYTES);
+    if (ns_arena_create(0, &st->arena, err) != NS_OK) {
+        free(st);
+        return NULL;
+    }
+    return st;
 }
 
 void
@@ -585,7 +585,7 @@ enum ns_status
 ns_safetensors_open(const char *directory, struct ns_safetensors **out,
                     struct ns_error *err)
 {
-    struct ns_safetensors *st = NULL;
+    struct ns_safetensors *st;
     char single[PATH_MAX], index[PATH_MAX];
     enum ns_status status;
     bool absent;
@@ -598,9 +598,9 @@ ns_safetensors_open(const char *directory, struct ns_safetensors **out,
     if (access(single, F_OK) == 0)
         return ns_safetensors_open_file(single, out, err);
 
-    status = create(index, &st, err);
-    if (status != NS_OK)
-        return status;
+    st = create(index, err);
+    if (!st)
+        return err->status;
     status = ns_file_read(index, MAX_INDEX_BYTES, &st->index, &absent, err);
     if (status != NS_OK)
         goto out;
@@ -625,12 +625,11 @@ ns_safetensors_open_file(const char *path, struct ns_safetensors **out,
                          struct ns_error *err)
 {
     const char *slash = strrchr(path, '/');
-    struct ns_safetensors *st = NULL;
+    struct ns_safetensors *st = create(path, err);
     enum ns_status status;
 
-    status = create(path, &st, err);
-    if (status != NS_OK)
-        return status;
+    if (!st)
+        return err->status;
     status = open_shard(st, slash ? slash + 1 : path, path, err);
     if (status == NS_OK)
         status = sort_tensors(st, err);
@@ -646,13 +645,12 @@ enum ns_status
 ns_safetensors_check(const void *bytes, size_t length, const char *name,
                      struct ns_error *err)
 {
-    struct ns_safetensors *st = NULL;
+    struct ns_safetensors *st = create(name, err);
     enum ns_status status;
     struct shard *shard;
 
-    status = create(name, &st, err);
-    if (status != NS_OK)
-        return status;
+    if (!st)
+        return err->status;
     shard = add_shard(st, name, name);
     if (shard) {
         shard->bytes = bytes;

@@ -317,7 +317,7 @@ list_layer(struct list *list, uint32_t i)
     experts = linear_fill(1.2, r->hidden);
     experts.hole = r->sparse_experts;
     put(list, p, "experts.gate_up_proj", experts, 3, r->n_experts,
-        2 * r->expert_dim, r->hidden);
+        2ull * r->expert_dim, r->hidden);
     experts = linear_fill(1.2, r->expert_dim);
     experts.hole = r->sparse_experts;
     put(list, p, "experts.down_proj", experts, 3, r->n_experts, r->hidden,
@@ -507,13 +507,15 @@ write_shard(const struct list *list, uint32_t shard, const char *directory)
             json_array_append_new(dim,
                                   json_integer((json_int_t)tensor->dim[j]));
         if (tensor->shard == shard) {
+            uint64_t end = offset + tensor->bytes;
+
             json_object_set_new(
                 header, tensor->name,
                 need(json_pack("{s:s, s:O, s:[I, I]}", "dtype",
                                list->recipe->dtype, "shape", dim,
                                "data_offsets", (json_int_t)offset,
-                               (json_int_t)(offset + tensor->bytes))));
-            offset += tensor->bytes;
+                               (json_int_t)end)));
+            offset = end;
         }
         json_decref(dim);
     }

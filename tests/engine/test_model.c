@@ -360,8 +360,8 @@ every_weight_computes_what_its_tensor_says(void **state)
     be->ops->upload(be, ids, host_ids, sizeof(host_ids));
     be->ops->embed(be, y, &w->embedding, ids, 1.0f);
     host = fetch(y);
-    for (int i = 0; i < 128; i++)
-        assert_memory_equal(host + 64 * i, table + 64 * host_ids[i],
+    for (size_t i = 0; i < 128; i++)
+        assert_memory_equal(host + 64 * i, table + 64 * (size_t)host_ids[i],
                             64 * sizeof(float));
     free(host);
     be->ops->release(be, ids);

@@ -113,7 +113,7 @@ shards_give_the_same_tensors_as_one_file(void **state)
 }
 
 static void
-bytes_can_be_read_again_after_their_pages_were_dropped(void **state)
+bytes_can_be_read_again_after_pages_were_dropped(void **state)
 {
     char *directory = make(3);
     struct ns_safetensors *st = open_good(directory);
@@ -687,7 +687,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_gives_its_tensors_by_name_shape_and_value),
         cmocka_unit_test(shards_give_the_same_tensors_as_one_file),
-        cmocka_unit_test(bytes_can_be_read_again_after_their_pages_were_dropped),
+        cmocka_unit_test(bytes_can_be_read_again_after_pages_were_dropped),
         cmocka_unit_test(vector_files_with_integers_and_masks_open),
         cmocka_unit_test(a_single_file_goes_before_an_index),
         cmocka_unit_test(a_truncated_shard_is_refused),
