@@ -587,6 +587,8 @@ report_done(struct ns_engine *engine, struct ns_sequence *seq)
     if (status != NS_OK) {
         event->kind = NS_EVENT_FAILED;
         event->error = err;
+    } else if (event->reply.stopped) {
+        event->finish = NS_FINISH_STOP;
     }
 }
 

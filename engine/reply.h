@@ -57,6 +57,8 @@ struct ns_reply_text {
     bool bad_tool_call;          /* some call did not parse ...            */
     const char *bad_call_text;   /* ... and this is its raw text           */
     bool open_thought;           /* ended inside the thought               */
+    bool stopped; /* a stop string cut it: known at the end only when the last
+                   * characters were still open, as runs of byte tokens are */
 };
 
 /* Ends the reply and says what it was. NS_OK also when bad_tool_call. */

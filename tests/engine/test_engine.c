@@ -668,7 +668,9 @@ a_stop_string_cuts_in_front_of_it_wherever_it_falls(void **state)
             cut->request.stop = stops;
             cut->request.n_stop = 2;
             run_jobs(engine, cut, 1);
-            assert_int_equal(cut->finish, NS_FINISH_STOP);
+            if (cut->finish != NS_FINISH_STOP)
+                fail_msg("\"%s\" in \"%s\" did not stop \"%s\"", stop,
+                         whole->content, cut->content);
             assert_int_equal(strlen(cut->content),
                              (size_t)(first - whole->content));
             assert_memory_equal(cut->content, whole->content,
