@@ -42,7 +42,7 @@ struct ns_engine_options {
     uint32_t pass_tokens;    /* rows of a pass; 0: 512 (cpu), 8192 (cuda) */
     uint32_t max_sequences;  /* running at once; 0: 16 (cpu), 64 (cuda). Four
                               * times as many may wait */
-    uint64_t kv_bytes;       /* both pools; 0: up to 1 GB, or what one job of
+    uint64_t kv_bytes;       /* both pools; 0: 256 MB, or what one job of
                               * the longest context needs */
     uint64_t memory_bytes;   /* all that the engine may take; 0: 3/4 of what
                               * the machine has available */

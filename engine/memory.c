@@ -87,9 +87,9 @@ ns_memory_plan(const struct ns_model *model,
     if (wanted == 0) {
         uint64_t one = context * plan.full_page_bytes +
                        window * plan.sliding_page_bytes;
-        uint64_t gigabyte = (uint64_t)1 << 30;
+        uint64_t usual = (uint64_t)256 << 20;
 
-        wanted = one > gigabyte ? one : gigabyte;
+        wanted = one > usual ? one : usual;
         if (fixed < options->memory_bytes)
             wanted = at_most(wanted, options->memory_bytes - fixed);
     }
