@@ -422,7 +422,7 @@ the_three_types_hold_the_same_values_rounded(void **state)
         for (uint64_t i = 0; i < 64; i++) {
             double exact =
                 tiny_gauss(1, "model.decoder.embed_tokens.weight",
-                           77 * 64 + i) / 8.0;
+                           77ull * 64 + i) / 8.0;
 
             /* half a unit in the last place, subnormal f16 included */
             assert_true(fabs((double)row[i] - exact) <=
@@ -555,6 +555,7 @@ a_factor_divides_the_frequencies_of_full_layers(void **state)
     struct tiny_recipe recipe = tiny_recipe();
     struct ns_model *plain, *scaled;
     char *directory = tiny_make(&recipe), *divided;
+    const size_t n_sliding = 8 * sizeof(float);
     float a[16], b[16];
 
     (void)state;
@@ -571,9 +572,9 @@ a_factor_divides_the_frequencies_of_full_layers(void **state)
     be->ops->download(be, b, scaled->weights.frequency_full, sizeof(b));
     for (int i = 0; i < 16; i++)
         assert_true(b[i] == a[i] / 8.0f && (i < 4) == (a[i] != 0.0f));
-    be->ops->download(be, a, plain->weights.frequency_sliding, 8 * 4);
-    be->ops->download(be, b, scaled->weights.frequency_sliding, 8 * 4);
-    assert_memory_equal(a, b, 8 * 4);
+    be->ops->download(be, a, plain->weights.frequency_sliding, n_sliding);
+    be->ops->download(be, b, scaled->weights.frequency_sliding, n_sliding);
+    assert_memory_equal(a, b, n_sliding);
     ns_model_close(plain);
     ns_model_close(scaled);
     tiny_remove(directory);
@@ -669,9 +670,9 @@ parameters_are_counted_once_each(void **state)
     assert_int_equal(2 * (model->n_parameters + model->n_vision_parameters),
                      bytes);
     assert_int_equal(model->part_parameters[NS_PART_EXPERTS],
-                     6 * 8 * 3 * 24 * 80);
+                     6ull * 8 * 3 * 24 * 80);
     assert_int_equal(model->n_active,
-                     model->n_parameters - 6 * 6 * 3 * 24 * 80);
+                     model->n_parameters - 6ull * 6 * 3 * 24 * 80);
     assert_int_equal(model->n_unused, 0);
     assert_int_equal(model->n_copies, 0);
     assert_true(model->config.vision.present);
@@ -742,7 +743,7 @@ replace(const char *directory, const char *name, const char *dtype,
         json_int_t begin = json_integer_value(json_array_get(offsets, 0));
         json_int_t end = json_integer_value(json_array_get(offsets, 1));
         const void *from = bytes + 8 + header_length + begin;
-        size_t size = (size_t)(end - begin);
+        size_t size = (size_t)(end - begin), next;
         bool changed = strcmp(key, name) == 0;
 
         if (!offsets || (changed && !dtype))
@@ -752,10 +753,11 @@ replace(const char *directory, const char *name, const char *dtype,
             size = n;
         }
         memcpy(out + used, from, size);
+        next = used + size;
         entry = json_deep_copy(entry);
         json_object_set_new(entry, "data_offsets",
                             json_pack("[I, I]", (json_int_t)used,
-                                      (json_int_t)(used + size)));
+                                      (json_int_t)next));
         if (changed) {
             json_object_set_new(entry, "dtype", json_string(dtype));
             if (shape)
@@ -763,18 +765,19 @@ replace(const char *directory, const char *name, const char *dtype,
                                     json_loads(shape, JSON_DECODE_ANY, NULL));
         }
         json_object_set_new(new, key, entry);
-        used += size;
+        used = next;
     }
     text = json_dumps(new, JSON_COMPACT);
     assert_non_null(text);
-    copy = malloc(8 + strlen(text) + used);
+    length = strlen(text);
+    copy = malloc(8 + length + used);
     assert_non_null(copy);
     at = (unsigned char *)copy;
     for (int i = 0; i < 8; i++)
-        at[i] = (unsigned char)(strlen(text) >> (8 * i));
-    memcpy(at + 8, text, strlen(text));
-    memcpy(at + 8 + strlen(text), out, used);
-    tiny_write_file(directory, SINGLE, copy, 8 + strlen(text) + used);
+        at[i] = (unsigned char)(length >> (8 * i));
+    memcpy(at + 8, text, length);
+    memcpy(at + 8 + length, out, used);
+    tiny_write_file(directory, SINGLE, copy, 8 + length + used);
     free(copy);
     free(text);
     free(out);
@@ -873,13 +876,13 @@ types_may_differ_between_weights_but_not_within_one(void **state)
 
     (void)state;
     expect(with_tensor(LAYER(0, "self_attn.k_proj.weight"), "BF16", NULL,
-                       zeros, 32 * 64 * 2),
+                       zeros, sizeof(zeros) / 4),
            "k_proj|stored as BF16|q_proj|F32");
     /* one that is multiplied alone may have its own */
     replace(directory, LAYER(0, "router.proj.weight"), "BF16", NULL, zeros,
-            8 * 64 * 2);
+            sizeof(zeros) / 16);
     replace(directory, LAYER(0, "input_layernorm.weight"), "F16", NULL, zeros,
-            64 * 2);
+            sizeof(zeros) / 128);
     model = open_model(directory);
     assert_int_equal(model->weights.layer[0].router.dtype, NS_BF16);
     assert_int_equal(model->weights.layer[1].router.dtype, NS_F32);
@@ -942,8 +945,9 @@ stored_copies_are_accepted_if_they_are_equal(void **state)
 {
     struct tiny_recipe recipe = tiny_recipe();
     struct ns_model *model;
+    const size_t n_bytes = sizeof(float[512][64]);
     char *directory;
-    float *bytes;
+    void *bytes;
 
     (void)state;
     recipe.n_layers = 2;
@@ -957,10 +961,10 @@ stored_copies_are_accepted_if_they_are_equal(void **state)
     ns_model_close(model);
 
     /* one bit elsewhere in a big one: seen when it is opened */
-    bytes = calloc(512 * 64, sizeof(float));
+    bytes = calloc(n_bytes, 1);
     assert_non_null(bytes);
     replace(directory, "lm_head.weight", "F32", NULL, bytes,
-            512 * 64 * sizeof(float));
+            n_bytes);
     free(bytes);
     model = describe(directory); /* reads no big tensor */
     ns_model_close(model);
