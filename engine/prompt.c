@@ -194,7 +194,7 @@ say_unthought(struct writer *w, const char *text, size_t length)
     ns_buf_fini(&kept);
 }
 
-/* Values ------------------------------------------------------------------ */
+/* Values ------------------------------------------------------------------- */
 
 /* A number as Python's repr has it: the shortest digits that read back, in
  * exponent form below 1e-4 and from 1e16 on. */
@@ -379,7 +379,7 @@ put_value(struct writer *w, const json_t *value, bool quoted_keys, int depth)
     }
 }
 
-/* Tool declarations --------------------------------------------------------- */
+/* Tool declarations -------------------------------------------------------- */
 
 /* Empty values count as absent here, as in the template. */
 static bool
@@ -658,7 +658,7 @@ put_declaration(struct writer *w, const json_t *tool)
     mark(w, "}<tool|>");
 }
 
-/* Messages ------------------------------------------------------------------ */
+/* Messages ----------------------------------------------------------------- */
 
 enum role { SYSTEM, USER, ASSISTANT, TOOL, NO_ROLE };
 
@@ -1114,7 +1114,7 @@ ns_prompt_open_arguments(json_t *messages, struct ns_error *err)
     return NS_OK;
 }
 
-/* Ids ------------------------------------------------------------------------ */
+/* Ids ---------------------------------------------------------------------- */
 
 static enum ns_status
 add_image(const struct ns_image_ids *image_ids, uint32_t n_tokens,

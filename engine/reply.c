@@ -99,7 +99,7 @@ empty(struct ns_reply *reply, struct ns_buf *buf)
     ns_buf_reset(buf);
 }
 
-/* Content ---------------------------------------------------------------- */
+/* Content ------------------------------------------------------------------ */
 
 static void
 cut_content(struct ns_reply *reply, size_t length)
@@ -173,7 +173,7 @@ look_for_stop(struct ns_reply *reply, bool last)
     }
 }
 
-/* Thoughts ------------------------------------------------------------------ */
+/* Thoughts ----------------------------------------------------------------- */
 
 static bool
 is_blank(char c)
@@ -213,7 +213,7 @@ end_piece(struct ns_reply *reply)
     empty(reply, &reply->piece);
 }
 
-/* Calls ------------------------------------------------------------------- */
+/* Calls -------------------------------------------------------------------- */
 
 /* The first malformed call is kept as it came. */
 static void

@@ -202,7 +202,7 @@ power_above(size_t n)
     return power;
 }
 
-/* Loading -------------------------------------------------------------- */
+/* Loading ------------------------------------------------------------------ */
 
 struct load {
     struct ns_tokenizer *t;
@@ -932,7 +932,7 @@ ns_tokenizer_close(struct ns_tokenizer *t)
     free(t);
 }
 
-/* Asking ---------------------------------------------------------------- */
+/* Asking ------------------------------------------------------------------- */
 
 uint32_t
 ns_tokenizer_size(const struct ns_tokenizer *tokenizer)
@@ -994,7 +994,7 @@ ns_ids_add(struct ns_ids *ids, int32_t id, struct ns_error *err)
     return NS_OK;
 }
 
-/* Encoding --------------------------------------------------------------- */
+/* Encoding ----------------------------------------------------------------- */
 
 /* A word in the making: the symbols as a list by index, and the pairs that
  * could merge as a heap of rank << 32 | index, so that the lowest rank comes
@@ -1285,7 +1285,7 @@ ns_tokenizer_encode(const struct ns_tokenizer *tokenizer,
     return status;
 }
 
-/* Decoding ---------------------------------------------------------------- */
+/* Decoding ----------------------------------------------------------------- */
 
 static const char replacement[] = "\xef\xbf\xbd";
 

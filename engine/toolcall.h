@@ -1,6 +1,6 @@
 /* toolcall.h - the text of one tool call to a name and JSON arguments.
  *
- *     call:get_weather{city:<|"|>Oslo<|"|>,days:2}        as the model learnt it
+ *     call:get_weather{city:<|"|>Oslo<|"|>,days:2}    as the model learnt it
  *
  * Understood as well: no `call:`; parentheses, with `=` or `:`; JSON keys and
  * strings in double or single quotes; True, False and None; and one JSON

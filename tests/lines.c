@@ -1,5 +1,6 @@
 #include "tests/lines.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,18 @@ lines_file(const char *path, size_t *length)
     text[size] = '\0';
     *length = (size_t)size;
     return text;
+}
+
+const char *
+lines_real_tokenizer(void)
+{
+    static char path[4096];
+    const char *program = program_invocation_name;
+    const char *below = strstr(program, "/tests/");
+
+    snprintf(path, sizeof(path), "%.*s/tokenizer/tokenizer.json",
+             below ? (int)(below - program) : 5, below ? program : "build");
+    return path;
 }
 
 size_t

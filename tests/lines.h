@@ -15,4 +15,8 @@ size_t lines_each(const char *path,
 /* A whole file with a NUL behind it; the caller frees it. */
 char *lines_file(const char *path, size_t *length);
 
+/* Where scripts/fetch-tokenizer.sh puts the 262k-entry tokenizer.json: beside
+ * the tests of the build that this program belongs to. */
+const char *lines_real_tokenizer(void);
+
 #endif

@@ -11,7 +11,6 @@
 #include "tests/lines.h"
 
 #define TINY "tests/cases/tokenizer/tiny/tokenizer.json"
-#define REAL "build/tokenizer/tokenizer.json"
 
 static struct ns_tokenizer *tiny, *real;
 
@@ -653,7 +652,7 @@ main(void)
     int failed;
 
     if (ns_tokenizer_open(TINY, &tiny, &err) != NS_OK ||
-        ns_tokenizer_open(REAL, &real, &err) != NS_OK) {
+        ns_tokenizer_open(lines_real_tokenizer(), &real, &err) != NS_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }
