@@ -280,7 +280,7 @@ work(struct nightshiftd *d)
     struct ns_error err = { 0 };
     int status = NS_EXIT_OK;
 
-    umask(0077);
+    umask(0027); /* results are read by the spool's group, by nobody else */
     ns_notify_init(&d->notify);
     if (open_parts(d, &err) != NS_OK ||
         ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK || start(d, &err) != NS_OK)
