@@ -763,8 +763,20 @@ ns_journal_append(struct ns_journal *journal, const char *lines,
 enum ns_status
 ns_journal_finish(struct ns_journal *journal, struct ns_error *err)
 {
+    enum ns_status status;
+
     if (journal->stream)
         return NS_OK;
+    if (journal->options.compressed && journal->length == 0) {
+        /* A file of no bytes is no LZ4 file. */
+        status = compress(journal, "", 0, err);
+        if (status == NS_OK)
+            status = write_and_flush(journal, journal->frame.data,
+                                     journal->frame.length, err);
+        if (status != NS_OK)
+            return status;
+        journal->length = journal->frame.length;
+    }
     if (journal->reserved || journal->dirty) {
         if (!cut_back(journal))
             return io_failed(err, "truncate", journal->name);

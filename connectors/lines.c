@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <lz4frame.h>
 #include <openssl/evp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,12 +98,18 @@ ns_lines_bytes_read(const struct ns_lines *lines)
     return lines->bytes_read;
 }
 
-/* Appends one read to `in`. `*nothing`: a single read was made before. */
+/* Appends one read to `in`. A pipe is looked at first: its reader has other
+ * things to do than to wait for its writer. */
 static enum ns_status
 read_some(struct ns_lines *lines, bool *read_once, struct ns_error *err)
 {
+    struct pollfd pollfd = { .fd = lines->fd, .events = POLLIN };
     ssize_t n;
 
+    if (lines->options.single_read && poll(&pollfd, 1, 0) == 0) {
+        *read_once = true;
+        return NS_OK;
+    }
     do
         n = lines->io->read(lines->fd, lines->in + lines->in_length,
                             CHUNK - lines->in_length);

@@ -7,10 +7,10 @@
  * One file (`nightshift run FILE -o OUT`): OUT is an OpenAI batch output file,
  * appended, one write and one flush a batch. Running again resumes: a line is
  * done when OUT holds its (line, input_sha256). A torn tail of OUT is cut. An
- * edited line whose id stands in OUT stops the run (NS_REJECT from poll, code
- * "edited") unless `restart` puts the old OUT aside as OUT.~1~. Committed
- * blocks stand in OUT.blocks until the end. OUT is locked; code "locked" and
- * status NS_RETRY when another run holds it.
+ * edited line, by its number or its id, whose result stands in OUT stops the
+ * run (NS_REJECT from poll, code "edited") unless `restart` puts the old OUT
+ * aside as OUT.~1~. Committed blocks stand in OUT.blocks until the end. OUT is
+ * locked; code "locked" and status NS_RETRY when another run holds it.
  *
  * A directory (nightshiftd): files come into in/ by rename, are taken into
  * work/, answered in out/<name>.part (the journal), which becomes out/<name>

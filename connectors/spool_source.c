@@ -31,6 +31,20 @@ is_unchanged(struct ns_spool *spool, const struct ns_spool_file *file)
            named.st_ino == old->st_ino && named.st_dev == old->st_dev;
 }
 
+/* A line for which results stand that were made from other bytes: its own, or
+ * those of its id. To go on would mix answers to two inputs in one file. */
+static enum ns_status
+edited(struct ns_spool *spool, struct ns_spool_file *file, uint64_t line,
+       uint64_t other, const char *id, struct ns_error *err)
+{
+    ns_refuse(err, "edited", "custom_id",
+              "line %" PRIu64 " was edited since: the result %s (of line "
+              "%" PRIu64 ") was made from other bytes; give the input another "
+              "output, or begin anew",
+              line, id, other);
+    return ns_spool_condemn(spool, file, err);
+}
+
 /* Takes note of a line that is new, and of its id. This is done here, in the
  * order of lines, because claims come in any: the first line of an id has it,
  * on every run. */
@@ -49,14 +63,12 @@ admit(struct ns_spool *spool, struct ns_spool_file *file,
         other = ns_index_line_of(file->index, id);
     }
     if (other && !ns_index_is_seen(file->index, other)) {
-        ns_refuse(err, "edited", "custom_id",
-                  "line %" PRIu64 ": custom_id %s has a result made from "
-                  "other bytes, of line %" PRIu64 ": the input was edited "
-                  "since; give it another output, or begin anew",
-                  line->number,
-                  ns_log_escape(id, strlen(id), shown, sizeof(shown)), other);
-        return ns_spool_condemn(spool, file, err);
+        ns_log_escape(id, strlen(id), shown, sizeof(shown));
+        return edited(spool, file, line->number, other, shown, err);
     }
+    if (ns_index_is_done(file->index, line->number))
+        return edited(spool, file, line->number, line->number, "of the line",
+                      err);
     if (other)
         id = NULL; /* a second line of the id: the claim says so */
     status = ns_index_put(file->index, line->number,
