@@ -71,7 +71,7 @@ spells_control(const struct ns_tokenizer *t, const char *text, size_t length)
 
 static size_t n_plain, n_forged;
 
-/* Decision 14: without control strings in what the job wrote, the ids are
+/* Without control strings in what the job wrote, the ids are
  * those of the whole text; with them, each control id stems from the
  * template. */
 static void
