@@ -140,11 +140,13 @@ struct ns_attention {
 };
 
 /* Head: soft-capped logits z of each row against the whole table, never held
- * whole. l = z * inv_temperature. */
+ * whole. l = z * inv_temperature. A row with a NaN among its logits gets argmax
+ * and sample 0 and an entropy of NaN, by which its job is failed; its soft row
+ * is unspecified, all other rows are as if it were not there. */
 struct ns_head {
     struct ns_rows h; /* [n, H] after the final norm */
     const struct ns_weight *table;
-    float softcap;
+    float softcap; /* 0: none */
     const float *inv_temperature; /* host [n]: 1 / T of each row */
     const double *uniform;        /* host [n]: u in [0,1) of the draw; < 0: the
                                    * argmax is taken as the sample */
@@ -264,7 +266,8 @@ struct ns_backend_ops {
 
 struct ns_backend {
     const struct ns_backend_ops *ops;
-    char arithmetic[24]; /* "fp32-avx2", "bf16-avx512", ...: for engine_rev */
+    char arithmetic[24]; /* "fp32", "bf16-avx512", ...: equal names give equal
+                          * bits; part of engine_rev */
     uint64_t busy_ns;    /* time inside ops since open */
 };
 
@@ -273,7 +276,9 @@ struct ns_backend_options {
     uint32_t n_threads;     /* cpu: 0 is all that the process may use */
     const char *isa;        /* cpu: "ref", "avx2", "avx512", "avx512bf16",
                              * "amx"; NULL: the best that arithmetic allows */
-    const char *arithmetic; /* cpu: "fp32", "bf16"; NULL: fp32 */
+    const char *arithmetic; /* cpu: "fp32", "bf16", "auto" (bf16 where the
+                             * machine has it); NULL: what isa is for, else
+                             * fp32 */
 };
 
 /* NS_REJECT if the machine lacks what is asked for. */

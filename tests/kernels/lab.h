@@ -35,7 +35,7 @@ struct lab {
 
 /* Upper bounds that all tests keep to. */
 static const struct ns_backend_sizes lab_sizes = {
-    .n_rows = 512, .n_head_rows = 256, .hidden = 640, .vocab = 4096,
+    .n_rows = 512, .n_head_rows = 320, .hidden = 640, .vocab = 4096,
     .n_heads = 8, .n_kv_heads = 8, .head_dim = 512,
     .n_experts = 32, .top_k = 8, .expert_dim = 256,
 };
@@ -106,6 +106,16 @@ on_every_isa(void (*check)(struct lab *lab))
             n++;
         }
     assert_true(n >= 2); /* ref is everywhere */
+}
+
+/* Opens `isa` with one thread and with five; false if the machine lacks it. */
+UNUSED static bool
+lab_open_twice(struct lab lab[2], const char *isa)
+{
+    if (!lab_open(&lab[0], isa, 1))
+        return false;
+    assert_true(lab_open(&lab[1], isa, 5));
+    return true;
 }
 
 UNUSED static void *

@@ -547,6 +547,22 @@ avx2_and_avx512_attend_to_the_same_bits(void **state)
 }
 
 static void
+the_number_of_threads_changes_no_bit(void **state)
+{
+    (void)state;
+    for (enum isa isa = ISA_REF; isa < N_ISA; isa++)
+        for (size_t i = 0; i < 5; i++) {
+            struct lab lab[2];
+
+            if (!lab_open_twice(lab, isa_name(isa)))
+                continue;
+            assert_worlds_agree(&lab[0], &lab[1], shapes[i], shapes[i]);
+            lab_close(&lab[0]);
+            lab_close(&lab[1]);
+        }
+}
+
+static void
 nothing_to_see(struct lab *lab)
 {
     struct world w;
@@ -637,6 +653,7 @@ main(void)
             a_row_attends_to_the_same_bits_however_its_pass_is_cut),
         cmocka_unit_test(compact_pages_give_the_bits_of_plain_ones),
         cmocka_unit_test(avx2_and_avx512_attend_to_the_same_bits),
+        cmocka_unit_test(the_number_of_threads_changes_no_bit),
         cmocka_unit_test(a_row_that_sees_nothing_gets_zeros),
         cmocka_unit_test(a_sequence_full_of_nan_spoils_no_other),
     };

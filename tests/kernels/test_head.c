@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/machine.h"
 
-enum { MAX_ROWS = 256, MAX_VOCAB = 4096 };
+enum { MAX_ROWS = 300, MAX_VOCAB = 4096 };
 
 static const float softcap = 30;
 
@@ -16,6 +16,7 @@ static const struct head_shape shapes[] = {
     { 3, 1, 7, NS_F32 },      { 5, 31, 64, NS_F32 },   { 9, 255, 33, NS_F32 },
     { 17, 256, 64, NS_BF16 }, { 40, 257, 80, NS_F32 }, { 1, 513, 81, NS_BF16 },
     { 33, 1000, 16, NS_F16 }, { 7, 4096, 72, NS_BF16 },
+    { MAX_ROWS, 520, 24, NS_F32 }, /* more than one group of rows */
 };
 
 /* A head, its table, and all that comes out. */
@@ -601,33 +602,60 @@ a_row_has_the_same_head_alone_and_in_company(void **state)
     on_every_isa(heads_in_company);
 }
 
+/* The same heads on two labs. */
 static void
-avx2_and_avx512_give_the_same_heads(void **state)
+assert_equal_labs(struct lab *one, struct lab *two)
 {
-    (void)state;
-    if (!machine_has(ISA_AVX512))
-        skip();
     for (size_t s = 0; s < LENGTH(shapes); s++) {
+        struct lab *labs[2] = { one, two };
+        size_t mark[2] = { one->n_pieces, two->n_pieces };
         static struct bench b[2];
-        struct lab lab[2];
 
         for (int i = 0; i < 2; i++) {
             uint64_t seed = 58;
 
-            assert_true(lab_open(&lab[i], i ? "avx512" : "avx2",
-                                 (uint32_t)i + 1));
-            bench_init(&b[i], &lab[i], &shapes[s], &seed);
+            bench_init(&b[i], labs[i], &shapes[s], &seed);
             for (uint32_t r = 0; r < shapes[s].n_rows; r++)
                 b[i].top_p[r] = r % 2 ? 1 : 0.5f;
             b[i].args.top_p = b[i].top_p;
             run_head(&b[i]);
         }
         for (uint32_t r = 0; r < shapes[s].n_rows; r++)
-            assert_same_head(&lab[1], &b[0], r, &b[1], r);
+            assert_same_head(two, &b[0], r, &b[1], r);
         for (int i = 0; i < 2; i++) {
             bench_fini(&b[i]);
-            lab_close(&lab[i]);
+            lab_release_to(labs[i], mark[i]);
         }
+    }
+}
+
+static void
+avx2_and_avx512_give_the_same_heads(void **state)
+{
+    struct lab avx2, avx512;
+
+    (void)state;
+    if (!machine_has(ISA_AVX512))
+        skip();
+    assert_true(lab_open(&avx2, "avx2", 2));
+    assert_true(lab_open(&avx512, "avx512", 2));
+    assert_equal_labs(&avx2, &avx512);
+    lab_close(&avx2);
+    lab_close(&avx512);
+}
+
+static void
+the_number_of_threads_changes_no_bit(void **state)
+{
+    (void)state;
+    for (enum isa isa = ISA_REF; isa < N_ISA; isa++) {
+        struct lab lab[2];
+
+        if (!lab_open_twice(lab, isa_name(isa)))
+            continue;
+        assert_equal_labs(&lab[0], &lab[1]);
+        lab_close(&lab[0]);
+        lab_close(&lab[1]);
     }
 }
 
@@ -647,6 +675,7 @@ main(void)
         cmocka_unit_test(a_single_nan_logit_is_noticed_wherever_it_stands),
         cmocka_unit_test(a_row_has_the_same_head_alone_and_in_company),
         cmocka_unit_test(avx2_and_avx512_give_the_same_heads),
+        cmocka_unit_test(the_number_of_threads_changes_no_bit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -295,33 +295,60 @@ experts_give_the_same_bits_alone_and_in_company(void **state)
     on_every_isa(experts_in_company);
 }
 
+/* The same experts on two labs. */
 static void
-avx2_and_avx512_run_experts_to_the_same_bits(void **state)
+assert_equal_labs(struct lab *one, struct lab *two)
 {
-    (void)state;
-    if (!machine_has(ISA_AVX512))
-        skip();
     for (size_t s = 0; s < LENGTH(shapes) * LENGTH(dtypes); s++) {
         const struct moe_shape *shape = &shapes[s / LENGTH(dtypes)];
+        struct lab *labs[2] = { one, two };
+        size_t mark[2] = { one->n_pieces, two->n_pieces };
         struct moe moe[2];
-        struct lab lab[2];
 
         for (int i = 0; i < 2; i++) {
             uint64_t seed = 35;
 
-            assert_true(lab_open(&lab[i], i ? "avx512" : "avx2",
-                                 (uint32_t)i + 1));
-            moe_init(&moe[i], &lab[i], shape, dtypes[s % LENGTH(dtypes)],
+            moe_init(&moe[i], labs[i], shape, dtypes[s % LENGTH(dtypes)],
                      &seed);
-            run_experts(&lab[i], &moe[i], shape->top_k);
+            run_experts(labs[i], &moe[i], shape->top_k);
         }
         for (uint32_t r = 0; r < shape->n_rows; r++)
-            assert_same_bits(&lab[1], "experts", row(moe[0].y, r),
+            assert_same_bits(two, "experts", row(moe[0].y, r),
                              row(moe[1].y, r), shape->hidden);
         for (int i = 0; i < 2; i++) {
-            moe_fini(&moe[i], &lab[i]);
-            lab_close(&lab[i]);
+            moe_fini(&moe[i], labs[i]);
+            lab_release_to(labs[i], mark[i]);
         }
+    }
+}
+
+static void
+avx2_and_avx512_run_experts_to_the_same_bits(void **state)
+{
+    struct lab avx2, avx512;
+
+    (void)state;
+    if (!machine_has(ISA_AVX512))
+        skip();
+    assert_true(lab_open(&avx2, "avx2", 2));
+    assert_true(lab_open(&avx512, "avx512", 2));
+    assert_equal_labs(&avx2, &avx512);
+    lab_close(&avx2);
+    lab_close(&avx512);
+}
+
+static void
+the_number_of_threads_changes_no_bit(void **state)
+{
+    (void)state;
+    for (enum isa isa = ISA_REF; isa < N_ISA; isa++) {
+        struct lab lab[2];
+
+        if (!lab_open_twice(lab, isa_name(isa)))
+            continue;
+        assert_equal_labs(&lab[0], &lab[1]);
+        lab_close(&lab[0]);
+        lab_close(&lab[1]);
     }
 }
 
@@ -334,6 +361,7 @@ main(void)
         cmocka_unit_test(experts_are_summed_with_their_weights),
         cmocka_unit_test(experts_give_the_same_bits_alone_and_in_company),
         cmocka_unit_test(avx2_and_avx512_run_experts_to_the_same_bits),
+        cmocka_unit_test(the_number_of_threads_changes_no_bit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
