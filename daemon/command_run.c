@@ -246,7 +246,7 @@ loop(struct run *run, struct ns_progress *progress)
             stopped = true;
             ns_progress_clear(progress);
             if (!run->quiet)
-                fprintf(stderr, "stopping behind this pass%s; again to stop "
+                fprintf(stderr, "stopping after this pass%s; again to stop "
                         "at once\n",
                         strcmp(run->output, "-") ? ", the same command "
                                                    "carries on" : "");

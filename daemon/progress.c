@@ -6,7 +6,11 @@
 
 #include "daemon/work.h"
 
-enum { SHOW_EVERY_MS = 250, RATE_OVER_MS = 10000 };
+enum {
+    SHOW_EVERY_MS = 250,
+    RATE_OVER_MS = 10000,
+    GUESS_FROM = 5, /* jobs done, before the time left is more than noise */
+};
 
 void
 ns_progress_init(struct ns_progress *progress, FILE *file, bool live,
@@ -75,7 +79,7 @@ ns_progress_line(const struct ns_progress *progress,
     if (counts->canvas_steps && counts->canvas_blocks)
         add(out, out_size, "  %.1f steps/canvas",
             ratio(counts->canvas_steps, counts->canvas_blocks));
-    if (done > 0 && progress->total > done) {
+    if (done >= GUESS_FROM && progress->total > done) {
         add(out, out_size, "  ");
         add_time(out, out_size,
                  (int64_t)((double)elapsed_ms / (double)done *
