@@ -11,6 +11,8 @@
  *           NS_PAGE own rows counted from the canvas's start. What a row may
  *           not see has weight exactly 0 and moves neither maximum nor sums,
  *           so a row's bits do not depend on which rows share its block.
+ * Measured: Zen 4, one thread, 256 rows by 511 keys of 128 and by 1,280 of 256
+ *           (compact): 0.81 and 0.80 of the multiply-add peak.
  */
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/kv.h"

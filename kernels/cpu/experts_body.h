@@ -1,11 +1,16 @@
 /* experts_body.h - the mixture: gather, gated, down, weighted sum.
  *
- * Contract: experts_ref.c, to the tolerance in test_experts.c.
+ * Contract: moe_ref.c, to the tolerance in test_moe.c.
  * Plan:     copies (row, slot) are counting-sorted by expert, stably. A task is
  *           up to EXPERT_ROWS copies of one expert: its rows are gathered, go
  *           through gate and up and then down while all is in L2, and land at
- *           their place in the sorted order. Tasks start with the heaviest. A
- *           second round adds each row's copies by rising expert.
+ *           their place in the sorted order. Tasks start with the heaviest. Where
+ *           they are too few for the threads (a few rows, many threads), the
+ *           panels of each are dealt out too, first gate and up, then down. A
+ *           last round adds each row's copies by rising expert.
+ * Measured: Zen 4, one thread, 256 rows, 4 of 64 experts of 128, fp32: 0.80 of
+ *           the multiply-add peak (avx2 0.67): 50 MB of weights for 16 copies an
+ *           expert, read at 11 of the 20 GB/s that memory gives.
  */
 struct experts_job {
     struct cpu *cpu;

@@ -1,6 +1,6 @@
 /* norm_body.h - RMS norms, alone and with the sums around them.
  *
- * Contract: norm_ref.c, to the tolerance in test_norm.c.
+ * Contract: norm_ref.c, to the tolerance in test_rows.c.
  * Plan:     tasks of a few rows; a row is read from L1 after its first pass.
  *           Squares are summed in 16 lanes, then vf_sum: one order for all.
  */

@@ -1,6 +1,6 @@
 /* qkv_body.h - head-wise norms, rotation, and the writing of prefix KV.
  *
- * Contract: qkv_ref.c, to the tolerance in test_qkv.c.
+ * Contract: qkv_ref.c, to the tolerance in test_attention.c.
  * Plan:     tasks of a few rows. A row's cosines and sines are made once, four
  *           at a time in double, and serve all of its heads. Norm and weight
  *           round apart, so that K = V * k_norm holds to the bit where nothing
