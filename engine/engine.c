@@ -490,7 +490,6 @@ ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
 
     if (status != NS_OK)
         return status;
-    forget_events(engine);
     if (engine->waiting.n >=
         engine->options.max_sequences * WAITING_PER_RUNNING)
         return ns_fail(err, NS_RETRY, "%u requests wait already",
@@ -512,12 +511,13 @@ ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
     return NS_OK;
 }
 
+/* One that runs may have an event that is still to be read: it is kept until
+ * the next pass. One that waits has none. */
 void
 ns_engine_cancel(struct ns_engine *engine, uint64_t id)
 {
     struct list *lists[] = { &engine->waiting, &engine->running };
 
-    forget_events(engine);
     for (int l = 0; l < 2; l++)
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             struct ns_sequence *seq = lists[l]->item[i];
@@ -526,7 +526,11 @@ ns_engine_cancel(struct ns_engine *engine, uint64_t id)
                 continue;
             list_remove(lists[l], i);
             ns_kvcache_drop(engine->kv, seq->hold);
-            ns_sequence_destroy(seq);
+            seq->hold = NULL;
+            if (seq->running)
+                list_add(&engine->over, seq);
+            else
+                ns_sequence_destroy(seq);
             return;
         }
 }

@@ -135,7 +135,8 @@ uint32_t ns_engine_max_tokens(const struct ns_engine *, uint32_t n_prompt,
 enum ns_status ns_engine_submit(struct ns_engine *,
                                 const struct ns_request *request,
                                 struct ns_error *err);
-/* Drops the sequence; no event follows. Unknown ids are ignored. */
+/* Drops the sequence; no further pass makes an event of it. Unknown ids are
+ * ignored. May be called while events are being read. */
 void ns_engine_cancel(struct ns_engine *, uint64_t id);
 
 enum ns_finish { NS_FINISH_STOP, NS_FINISH_LENGTH, NS_FINISH_TOOL_CALLS };
@@ -156,7 +157,7 @@ enum ns_event_kind {
     NS_EVENT_FAILED, /* error: REJECT (the request's fault) or RETRY */
 };
 
-struct ns_event { /* borrowed until the next pass, submit or cancel */
+struct ns_event { /* borrowed until the next pass */
     enum ns_event_kind kind;
     uint64_t id;
     uint32_t block;        /* BLOCK: index from 0 */

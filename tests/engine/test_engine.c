@@ -762,6 +762,53 @@ a_cancelled_job_leaves_no_page_and_no_event(void **state)
 }
 
 static void
+cancelling_while_events_are_read_loses_none_of_the_others(void **state)
+{
+    struct folder folder = make_folder("gen_fp32");
+    struct ns_engine_options options = plain_options(&folder);
+    struct ns_engine *engine = open_engine(&options);
+    struct job *jobs = new_jobs(8), *whole = new_jobs(8);
+    uint32_t n_over = 0, n_cancelled = 0;
+    struct ns_error err;
+
+    (void)state;
+    for (uint32_t i = 0; i < 8; i++) {
+        make_job(&jobs[i], engine, i, 20, 90, NS_MODE_DIFFUSION);
+        make_job(&whole[i], engine, i, 20, 90, NS_MODE_DIFFUSION);
+    }
+    run_jobs(engine, whole, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        assert_int_equal(ns_engine_submit(engine, &jobs[i].request, &err),
+                         NS_OK);
+    for (int pass = 0; n_over + n_cancelled < 8 && pass < 1000; pass++) {
+        struct ns_pass_report report;
+        struct ns_event event;
+
+        assert_int_equal(ns_engine_pass(engine, &report, &err), NS_OK);
+        while (ns_engine_next_event(engine, &event)) {
+            struct job *job = find_job(jobs, 8, event.id);
+
+            take_event(job, &event);
+            n_over += job->done;
+            if (event.kind == NS_EVENT_BLOCK && event.id % 2) {
+                ns_engine_cancel(engine, event.id); /* block still readable */
+                assert_memory_equal(event.tokens, job->answer,
+                                    event.n_tokens * sizeof(int32_t));
+                n_cancelled++;
+            }
+        }
+    }
+    assert_true(n_cancelled > 0);
+    assert_int_equal(n_over + n_cancelled, 8);
+    for (uint32_t i = 0; i < 8; i += 2)
+        assert_same_answer(&jobs[i], &whole[i]);
+    free(jobs);
+    free(whole);
+    ns_engine_close(engine);
+    remove_folder(&folder);
+}
+
+static void
 what_can_never_run_is_refused_with_the_numbers(void **state)
 {
     struct folder folder = make_folder("gen_fp32");
@@ -870,6 +917,7 @@ main(void)
         cmocka_unit_test(a_stop_string_cuts_in_front_of_it_wherever_it_falls),
         cmocka_unit_test(logits_that_are_no_numbers_fail_one_job_and_no_other),
         cmocka_unit_test(a_cancelled_job_leaves_no_page_and_no_event),
+        cmocka_unit_test(cancelling_while_events_are_read_loses_none_of_the_others),
         cmocka_unit_test(what_can_never_run_is_refused_with_the_numbers),
         cmocka_unit_test(priorities_come_first_and_nobody_starves),
     };
