@@ -33,8 +33,8 @@ ns_scan_check(const struct ns_scan *scan, const char *name,
         return ns_fail(err, NS_FATAL, "out of memory reading %s", name);
     if (!scan->problem)
         return NS_OK;
-    return ns_fail(err, NS_REJECT, "%s: byte %zu: %s", name,
-                   (size_t)(scan->in.at - scan->begin), scan->problem);
+    return ns_refuse(err, "bad_model", NULL, "%s: byte %zu: %s", name,
+                     (size_t)(scan->in.at - scan->begin), scan->problem);
 }
 
 char
@@ -211,8 +211,8 @@ ns_scan_string(struct ns_scan *scan)
             if (!escape(scan))
                 return false;
         } else {
-            size_t n = ns_utf8_char((const char *)in->at, ns_reader_left(in),
-                                    NULL);
+            size_t n =
+                ns_utf8_char((const char *)in->at, ns_reader_left(in), NULL);
 
             if (n == 0 || *in->at < 0x20)
                 return bad(scan, "a string holds a raw control character or "

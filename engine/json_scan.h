@@ -31,10 +31,10 @@ enum { NS_SCAN_DEPTH = 32, NS_SCAN_STRING = 1 << 20 };
 struct ns_scan {
     struct ns_reader in;
     const unsigned char *begin;
-    struct ns_buf text;   /* the last string or key, unescaped */
-    const char *problem;  /* NULL while all is well */
+    struct ns_buf text;  /* the last string or key, unescaped */
+    const char *problem; /* NULL while all is well */
     unsigned depth;
-    bool fresh;           /* the container was opened just now */
+    bool fresh; /* the container was opened just now */
 };
 
 void ns_scan_init(struct ns_scan *scan, const char *json, size_t length);

@@ -18,10 +18,10 @@ put_image(struct writer *w)
 static bool
 is_space(uint32_t c)
 {
-    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) ||
-           c == 0x85 || c == 0xa0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
-           c == 0x202f || c == 0x205f || c == 0x3000;
+    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
+           c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+           c == 0x3000;
 }
 
 static void
@@ -71,8 +71,8 @@ say_unthought(struct writer *w, const char *text, size_t length)
         return;
     ns_buf_init(&kept, length);
     for (;;) {
-        const char *stop = memmem(text, (size_t)(end - text), close,
-                                  sizeof(close) - 1);
+        const char *stop =
+            memmem(text, (size_t)(end - text), close, sizeof(close) - 1);
         size_t n = (size_t)((stop ? stop : end) - text);
         const char *cut = memmem(text, n, open, sizeof(open) - 1);
 
@@ -157,8 +157,7 @@ check_calls(struct writer *w, const json_t *message)
         if (!json_string_length(json_object_get(function, "name")))
             refuse(w, "bad_param", at, "must be a text");
         snprintf(at, sizeof(at), ".tool_calls[%zu].function.arguments", i);
-        if (arguments && !json_is_null(arguments) &&
-            !json_is_object(arguments))
+        if (arguments && !json_is_null(arguments) && !json_is_object(arguments))
             refuse(w, "bad_param", at, "must be an object");
     }
     if (responses && !json_is_null(responses) && !json_is_array(responses))
@@ -213,8 +212,7 @@ static void
 put_system_content(struct writer *w, const json_t *content)
 {
     if (json_is_string(content))
-        say_trimmed(w, json_string_value(content),
-                    json_string_length(content));
+        say_trimmed(w, json_string_value(content), json_string_length(content));
     for (size_t i = 0; i < json_array_size(content); i++) {
         const json_t *text =
             json_object_get(json_array_get(content, i), "text");
@@ -410,8 +408,8 @@ put_message(struct writer *w, const struct dialogue *d, size_t index,
     if (answered)
         ending = ENDS_IN_RESPONSE;
 
-    has_content = put_content(w, json_object_get(message, "content"),
-                              role == ASSISTANT);
+    has_content =
+        put_content(w, json_object_get(message, "content"), role == ASSISTANT);
     for (size_t i = index + 1; i < d->n && next == NO_ROLE; i++) {
         enum role behind = role_of(json_array_get(d->messages, i));
 
@@ -420,8 +418,7 @@ put_message(struct writer *w, const struct dialogue *d, size_t index,
     }
     if (ending == ENDS_IN_CALL)
         mark(w, "<|tool_response>");
-    else if (role == ASSISTANT && next == ASSISTANT &&
-             (!has_calls || answered))
+    else if (role == ASSISTANT && next == ASSISTANT && (!has_calls || answered))
         ; /* the turn goes on */
     else if (!answered || has_content || next != NO_ROLE)
         mark(w, "<turn|>\n");

@@ -34,8 +34,8 @@ put_real(struct writer *w, double value)
         snprintf(text + n, 16, "e%c%02d", exponent < 0 ? '-' : '+',
                  abs(exponent));
     } else if (exponent < 0) {
-        snprintf(text + n, 48, "0.%.*s%.*s", -exponent - 1, "000",
-                 n_digits, mantissa);
+        snprintf(text + n, 48, "0.%.*s%.*s", -exponent - 1, "000", n_digits,
+                 mantissa);
     } else if (n_digits > exponent + 1) {
         snprintf(text + n, 48, "%.*s.%.*s", exponent + 1, mantissa,
                  n_digits - exponent - 1, mantissa + exponent + 1);
@@ -100,9 +100,8 @@ sorted_members(struct writer *w, const json_t *map, size_t *out_n)
         members[i].key = key;
         members[i].index = i;
         members[i].value = json_object_iter_value(at);
-        members[i].folded =
-            u8_tolower((const uint8_t *)key, strlen(key), NULL, NULL, NULL,
-                       &members[i].n_folded);
+        members[i].folded = u8_tolower((const uint8_t *)key, strlen(key), NULL,
+                                       NULL, NULL, &members[i].n_folded);
         if (!members[i].folded) {
             free_members(members, i);
             out_of_memory(w);

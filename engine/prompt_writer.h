@@ -118,8 +118,8 @@ say_quoted(struct writer *w, const json_t *string)
 void ns_prompt_put_value(struct writer *w, const json_t *value,
                          bool quoted_keys, int depth);
 /* `key:VALUE` joined by commas, sorted by key without regard to case. */
-void ns_prompt_put_pairs(struct writer *w, const json_t *map,
-                         bool quoted_keys, int depth);
+void ns_prompt_put_pairs(struct writer *w, const json_t *map, bool quoted_keys,
+                         int depth);
 void ns_prompt_put_declaration(struct writer *w, const json_t *tool);
 
 #endif

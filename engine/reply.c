@@ -125,8 +125,7 @@ lead_is_settled(struct ns_reply *reply, bool last)
     reply->undecided = false;
     if (n >= CHANNEL_NAME &&
         memcmp(content->data, channel_name, CHANNEL_NAME) == 0) {
-        memmove(content->data, content->data + CHANNEL_NAME,
-                n - CHANNEL_NAME);
+        memmove(content->data, content->data + CHANNEL_NAME, n - CHANNEL_NAME);
         cut_content(reply, n - CHANNEL_NAME);
         reply->name_cut = true;
     }
@@ -142,8 +141,7 @@ look_for_stop(struct ns_reply *reply, bool last)
     const struct ns_buf *content = &reply->content;
     size_t from, best_end = SIZE_MAX, best_start = 0;
 
-    if (reply->stopped || content->length == 0 ||
-        !lead_is_settled(reply, last))
+    if (reply->stopped || content->length == 0 || !lead_is_settled(reply, last))
         return;
     from = reply->run;
     if (reply->searched > from + reply->longest_stop)
@@ -153,10 +151,10 @@ look_for_stop(struct ns_reply *reply, bool last)
         size_t n = strlen(stop), start;
         const char *hit;
 
-        hit = n && from < content->length
-                  ? memmem(content->data + from, content->length - from, stop,
-                           n)
-                  : NULL;
+        hit =
+            n && from < content->length
+                ? memmem(content->data + from, content->length - from, stop, n)
+                : NULL;
         if (!hit)
             continue;
         start = (size_t)(hit - content->data);
@@ -399,8 +397,7 @@ check_texts(struct ns_reply *reply, struct ns_error *err)
     if (reply->no_memory)
         return ns_fail(err, NS_FATAL, "out of memory for the reply");
     if (status == NS_OK && reply->too_large)
-        return ns_refuse(err, "too_large", NULL,
-                         "the reply is over %zu bytes",
+        return ns_refuse(err, "too_large", NULL, "the reply is over %zu bytes",
                          reply->options.limit_bytes);
     return status;
 }
@@ -441,10 +438,10 @@ ns_reply_finish(struct ns_reply *reply, struct ns_reply_text *out,
         .content_length = reply->content.length,
         .tool_calls = reply->calls,
         .bad_tool_call = reply->bad_tool_call,
-        .bad_call_text = reply->bad_tool_call
-                             ? (reply->bad_call.data ? reply->bad_call.data
-                                                     : "")
-                             : NULL,
+        .bad_call_text =
+            reply->bad_tool_call
+                ? (reply->bad_call.data ? reply->bad_call.data : "")
+                : NULL,
         .open_thought = reply->open_thought,
     };
     return NS_OK;

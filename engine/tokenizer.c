@@ -56,7 +56,8 @@ ns_ids_add(struct ns_ids *ids, int32_t id, struct ns_error *err)
         int32_t *grown;
 
         grown = ns_size_mul(capacity, sizeof(*grown), &bytes)
-                    ? realloc(ids->id, bytes) : NULL;
+                    ? realloc(ids->id, bytes)
+                    : NULL;
         if (!grown)
             return ns_fail(err, NS_FATAL, "out of memory for %zu tokens",
                            capacity);
@@ -95,13 +96,11 @@ push_symbol(struct encoder *enc, int32_t id)
 {
     if (enc->n_symbols == enc->symbol_capacity) {
         size_t capacity = 2 * enc->symbol_capacity + 256;
-        struct symbol *grown =
-            realloc(enc->symbols, capacity * sizeof(*grown));
+        struct symbol *grown = realloc(enc->symbols, capacity * sizeof(*grown));
 
         if (!grown)
             return ns_fail(enc->err, NS_FATAL,
-                           "out of memory for a word of %zu symbols",
-                           capacity);
+                           "out of memory for a word of %zu symbols", capacity);
         enc->symbols = grown;
         enc->symbol_capacity = capacity;
     }
@@ -127,8 +126,8 @@ push_pair(struct encoder *enc, uint32_t at)
         uint64_t *grown = realloc(enc->heap, capacity * sizeof(*grown));
 
         if (!grown)
-            return ns_fail(enc->err, NS_FATAL,
-                           "out of memory for %zu pairs", capacity);
+            return ns_fail(enc->err, NS_FATAL, "out of memory for %zu pairs",
+                           capacity);
         enc->heap = grown;
         enc->heap_capacity = capacity;
     }
@@ -147,8 +146,7 @@ pop_pair(struct encoder *enc)
     size_t i = 0, child;
 
     while ((child = 2 * i + 1) < enc->n_heap) {
-        if (child + 1 < enc->n_heap &&
-            enc->heap[child + 1] < enc->heap[child])
+        if (child + 1 < enc->n_heap && enc->heap[child + 1] < enc->heap[child])
             child++;
         if (enc->heap[child] >= last)
             break;
@@ -339,8 +337,7 @@ ns_tokenizer_encode(const struct ns_tokenizer *tokenizer,
                              length + good);
         if (!ns_size_add(length, spans[i].length, &length) ||
             length >= UINT32_MAX)
-            return ns_refuse(err, "too_large", NULL,
-                             "the text is over 4 GiB");
+            return ns_refuse(err, "too_large", NULL, "the text is over 4 GiB");
     }
     if (length == 0)
         return NS_OK;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,13 +26,15 @@ enum {
 };
 
 /* The markers of the chat format, for files that do not flag them special. */
+/* clang-format off */
 static const char *const markers[] = {
     "<|tool>",          "<tool|>",          "<|tool_call>", "<tool_call|>",
-    "<|tool_response>", "<tool_response|>", "<|\"|>",      "<|think|>",
-    "<|channel>",       "<channel|>",       "<|turn>",     "<turn|>",
-    "<|image>",         "<|image|>",        "<image|>",    "[multimodal]",
-    "<mask>",           "<bos>",            "<eos>",       "<pad>",
+    "<|tool_response>", "<tool_response|>", "<|\"|>",       "<|think|>",
+    "<|channel>",       "<channel|>",       "<|turn>",      "<turn|>",
+    "<|image>",         "<|image|>",        "<image|>",     "[multimodal]",
+    "<mask>",           "<bos>",            "<eos>",        "<pad>",
 };
+/* clang-format on */
 
 static bool
 is_unused_name(const char *text, size_t length)
@@ -104,8 +107,23 @@ key_is(const struct ns_scan *scan, const char *key)
 static enum ns_status
 no_memory(struct load *load)
 {
-    return ns_fail(load->err, NS_FATAL, "out of memory reading %s",
-                   load->name);
+    return ns_fail(load->err, NS_FATAL, "out of memory reading %s", load->name);
+}
+
+static enum ns_status reject(struct load *load, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Names the file and says what is wrong with it. */
+static enum ns_status
+reject(struct load *load, const char *format, ...)
+{
+    char why[300];
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(why, sizeof(why), format, ap);
+    va_end(ap);
+    return ns_refuse(load->err, "bad_model", NULL, "%s: %s", load->name, why);
 }
 
 /* A token's content for a sentence: short, and on one line. */
@@ -152,8 +170,8 @@ grow_tokens(struct load *load, uint32_t n)
 
 /* Enters a token under an id that is still free. */
 static enum ns_status
-add_token(struct load *load, const char *field, const char *text,
-          size_t length, uint64_t id, uint8_t flags)
+add_token(struct load *load, const char *field, const char *text, size_t length,
+          uint64_t id, uint8_t flags)
 {
     struct ns_tokenizer *t = load->t;
     char show[72];
@@ -162,24 +180,19 @@ add_token(struct load *load, const char *field, const char *text,
     int byte;
 
     if (id >= MAX_IDS)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: %s: id %llu of \"%s\" is over the limit of %d",
-                       load->name, field, (unsigned long long)id,
-                       shown(text, length, show), MAX_IDS - 1);
+        return reject(load, "%s: id %llu of \"%s\" is over the limit of %d",
+                      field, (unsigned long long)id, shown(text, length, show),
+                      MAX_IDS - 1);
     if (length == 0 || length > MAX_CONTENT)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: %s: token %llu has %zu bytes, allowed are 1 to %d",
-                       load->name, field, (unsigned long long)id, length,
-                       MAX_CONTENT);
+        return reject(load, "%s: token %llu has %zu bytes, allowed are 1 to %d",
+                      field, (unsigned long long)id, length, MAX_CONTENT);
     status = grow_tokens(load, (uint32_t)id + 1);
     if (status != NS_OK)
         return status;
     token = &t->tokens[id];
     if (token->flags & PRESENT)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: %s: id %llu is given to \"%s\" and again",
-                       load->name, field, (unsigned long long)id,
-                       shown(text, length, show));
+        return reject(load, "%s: id %llu is given to \"%s\" and again", field,
+                      (unsigned long long)id, shown(text, length, show));
     token->at = (uint32_t)t->contents.length;
     token->length = (uint32_t)length;
     token->flags = flags | PRESENT;
@@ -212,9 +225,9 @@ read_vocab(struct load *load, const struct ns_reader *slice)
             ns_buf_add(&key, scan->text.data, scan->text.length);
             status = ns_buf_check(&key, load->name, load->err);
             if (status == NS_OK && ns_scan_uint(scan, &id))
-                status = add_token(load, "model.vocab",
-                                   key.data ? key.data : "", key.length, id,
-                                   IN_VOCAB);
+                status =
+                    add_token(load, "model.vocab", key.data ? key.data : "",
+                              key.length, id, IN_VOCAB);
         }
     ns_buf_fini(&key);
     return status == NS_OK ? ns_scan_check(scan, load->name, load->err)
@@ -232,9 +245,8 @@ index_content(struct load *load, int32_t id)
     char show[72];
 
     if (other >= 0)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: \"%s\" stands under the ids %d and %d",
-                       load->name, shown(text, length, show), other, id);
+        return reject(load, "\"%s\" stands under the ids %d and %d",
+                      shown(text, length, show), other, id);
     slot = XXH3_64bits(text, length) & t->content_mask;
     while (t->by_content[slot] >= 0)
         slot = (slot + 1) & t->content_mask;
@@ -265,8 +277,7 @@ index_vocab(struct load *load, const struct ns_reader *added)
 
 /* read_added has made room for a node for every byte, so none moves. */
 static void
-add_to_trie(struct ns_tokenizer *t, const char *text, size_t length,
-            int32_t id)
+add_to_trie(struct ns_tokenizer *t, const char *text, size_t length, int32_t id)
 {
     uint32_t *link = &t->roots[(unsigned char)text[0]];
     uint32_t at = 0;
@@ -306,15 +317,14 @@ enter_added(struct load *load, const char *text, size_t length, uint64_t id,
             return status;
         known = (int32_t)id;
     } else if ((uint64_t)known != id) {
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: added_tokens: \"%s\" has id %llu here and %d "
-                       "elsewhere", load->name, show, (unsigned long long)id,
-                       known);
+        return reject(load,
+                      "added_tokens: \"%s\" has id %llu here and %d "
+                      "elsewhere",
+                      show, (unsigned long long)id, known);
     } else if (has_flag(t, known, ADDED | BYTE)) {
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: added_tokens: \"%s\" %s", load->name, show,
-                       has_flag(t, known, BYTE) ? "is a byte token"
-                                                : "stands there twice");
+        return reject(load, "added_tokens: \"%s\" %s", show,
+                      has_flag(t, known, BYTE) ? "is a byte token"
+                                               : "stands there twice");
     }
     t->tokens[known].flags |= flags;
     add_to_trie(t, text, length, known);
@@ -349,9 +359,8 @@ read_added_token(struct load *load, struct ns_buf *content, size_t index)
         while (i < 4 && !key_is(scan, plain[i]))
             i++;
         if (i < 4 && ns_scan_peek(scan) != 'f')
-            return ns_fail(load->err, NS_REJECT,
-                           "%s: added_tokens[%zu].%s must be false",
-                           load->name, index, plain[i]);
+            return reject(load, "added_tokens[%zu].%s must be false", index,
+                          plain[i]);
         if (special && ns_scan_peek(scan) == 't')
             flags |= SPECIAL | CONTROL;
         ns_scan_skip(scan, NULL);
@@ -361,9 +370,10 @@ read_added_token(struct load *load, struct ns_buf *content, size_t index)
     if (content->failed)
         return no_memory(load);
     if (content->over || content->length == 0 || id == UINT64_MAX)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: added_tokens[%zu] needs an id and a content of 1 "
-                       "to %d bytes", load->name, index, MAX_ADDED);
+        return reject(load,
+                      "added_tokens[%zu] needs an id and a content of 1 "
+                      "to %d bytes",
+                      index, MAX_ADDED);
     return enter_added(load, content->data, content->length, id, flags);
 }
 
@@ -377,9 +387,8 @@ read_added(struct load *load, const struct ns_reader *slice)
     size_t n = 0;
 
     if (ns_reader_left(slice) > MAX_ADDED_JSON)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: added_tokens has %zu bytes, the limit is %d",
-                       load->name, ns_reader_left(slice), MAX_ADDED_JSON);
+        return reject(load, "added_tokens has %zu bytes, the limit is %d",
+                      ns_reader_left(slice), MAX_ADDED_JSON);
     /* A node a byte at most, as a content is shorter than its JSON; node 0
      * means "none". What is not used is never touched. */
     t->nodes = calloc(ns_reader_left(slice) + 1, sizeof(*t->nodes));
@@ -432,24 +441,25 @@ add_merge(struct load *load, const char *text, size_t length, size_t cut,
     }
     for (int i = 0; i < 3; i++) {
         if (!has_flag(t, id[i], IN_VOCAB))
-            return ns_fail(load->err, NS_REJECT,
-                           "%s: model.merges[%u] \"%s\": its %s is not in "
-                           "model.vocab", load->name, rank,
-                           shown(text, length, show),
-                           i == 0 ? "left" : i == 1 ? "right" : "result");
+            return reject(load,
+                          "model.merges[%u] \"%s\": its %s is not in "
+                          "model.vocab",
+                          rank, shown(text, length, show),
+                          i == 0   ? "left"
+                          : i == 1 ? "right"
+                                   : "result");
         /* Else plain text could merge into a marker, or into a byte. */
         if (has_flag(t, id[i], CONTROL | BYTE))
-            return ns_fail(load->err, NS_REJECT,
-                           "%s: model.merges[%u] \"%s\" touches the %s token "
-                           "%d", load->name, rank, shown(text, length, show),
-                           has_flag(t, id[i], BYTE) ? "byte" : "control",
-                           id[i]);
+            return reject(load,
+                          "model.merges[%u] \"%s\" touches the %s token "
+                          "%d",
+                          rank, shown(text, length, show),
+                          has_flag(t, id[i], BYTE) ? "byte" : "control", id[i]);
     }
     merge = merge_slot(t, id[0], id[1]);
     if (merge->left >= 0)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: model.merges[%u] \"%s\" stands there twice",
-                       load->name, rank, shown(text, length, show));
+        return reject(load, "model.merges[%u] \"%s\" stands there twice", rank,
+                      shown(text, length, show));
     *merge = (struct merge){ id[0], id[1], id[2], rank };
     note_bigrams(t, joined, cut + n_right);
     return NS_OK;
@@ -472,12 +482,12 @@ read_merge(struct load *load, struct ns_buf *pair, uint32_t rank)
         space = pair->data ? memchr(pair->data, ' ', pair->length) : NULL;
         if (pair->failed)
             return no_memory(load);
-        if (!space || memchr(space + 1, ' ', (size_t)(pair->data +
-                                                      pair->length - space) -
-                                                 1))
-            return ns_fail(load->err, NS_REJECT,
-                           "%s: model.merges[%u] must be two tokens and one "
-                           "space", load->name, rank);
+        if (!space || memchr(space + 1, ' ',
+                             (size_t)(pair->data + pair->length - space) - 1))
+            return reject(load,
+                          "model.merges[%u] must be two tokens and one "
+                          "space",
+                          rank);
         return add_merge(load, pair->data, pair->length,
                          (size_t)(space - pair->data), 1, rank);
     }
@@ -494,9 +504,8 @@ read_merge(struct load *load, struct ns_buf *pair, uint32_t rank)
     if (scan->problem)
         return NS_OK;
     if (parts != 2)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: model.merges[%u] has %zu parts, must be 2",
-                       load->name, rank, parts);
+        return reject(load, "model.merges[%u] has %zu parts, must be 2", rank,
+                      parts);
     return add_merge(load, pair->data ? pair->data : "", pair->length, cut, 0,
                      rank);
 }
@@ -520,13 +529,11 @@ read_merges(struct load *load, const struct ns_reader *slice)
     if (scan->problem)
         return ns_scan_check(scan, load->name, load->err);
     if (n > MAX_MERGES)
-        return ns_fail(load->err, NS_REJECT,
-                       "%s: model.merges are more than %d", load->name,
-                       MAX_MERGES);
+        return reject(load, "model.merges are more than %d", MAX_MERGES);
     slots = power_above(2 * n);
     t->merges = malloc(slots * sizeof(*t->merges));
-    t->bigrams = calloc((size_t)1 << (TOKENIZER_BIGRAM_BITS - 6),
-                        sizeof(*t->bigrams));
+    t->bigrams =
+        calloc((size_t)1 << (TOKENIZER_BIGRAM_BITS - 6), sizeof(*t->bigrams));
     if (!t->merges || !t->bigrams)
         return no_memory(load);
     memset(t->merges, 0xff, slots * sizeof(*t->merges));
@@ -559,8 +566,7 @@ same_value(struct ns_scan *a, struct ns_scan *b)
             return false;
         for (;;) {
             more = kind == '{' ? ns_scan_member(a) : ns_scan_element(a);
-            if (more != (kind == '{' ? ns_scan_member(b)
-                                     : ns_scan_element(b)))
+            if (more != (kind == '{' ? ns_scan_member(b) : ns_scan_element(b)))
                 return false;
             if (!more)
                 return !a->problem && !b->problem;
@@ -591,17 +597,15 @@ expect_section(struct load *load, const struct ns_reader *slice,
     enum ns_status status = NS_OK;
 
     if (!slice->at)
-        return ns_fail(load->err, NS_REJECT, "%s: %s is missing", load->name,
-                       field);
+        return reject(load, "%s is missing", field);
     ns_scan_init(&want, expected, strlen(expected));
     scan->in = *slice;
     if (!same_value(scan, &want)) {
         if (scan->text.failed || want.text.failed)
             status = no_memory(load);
         else
-            status = ns_fail(load->err, NS_REJECT,
-                             "%s: %s is not the supported form %s",
-                             load->name, field, expected);
+            status = reject(load, "%s is not the supported form %s", field,
+                            expected);
     }
     ns_scan_fini(&want);
     return status;
@@ -610,15 +614,37 @@ expect_section(struct load *load, const struct ns_reader *slice,
 /* The parts of the file that matter, found in one pass and read in the order
  * that suits us; the order in the file is the writer's business. */
 enum section {
-    ADDED_TOKENS, NORMALIZER, PRE_TOKENIZER, DECODER, MODEL, N_TOP,
-    TYPE = N_TOP, BYTE_FALLBACK, IGNORE_MERGES, DROPOUT, PREFIX, SUFFIX, VOCAB,
-    MERGES, N_SECTIONS,
+    ADDED_TOKENS,
+    NORMALIZER,
+    PRE_TOKENIZER,
+    DECODER,
+    MODEL,
+    N_TOP,
+    TYPE = N_TOP,
+    BYTE_FALLBACK,
+    IGNORE_MERGES,
+    DROPOUT,
+    PREFIX,
+    SUFFIX,
+    VOCAB,
+    MERGES,
+    N_SECTIONS,
 };
 
 static const char *const section_keys[N_SECTIONS] = {
-    "added_tokens", "normalizer", "pre_tokenizer", "decoder", "model",
-    "type", "byte_fallback", "ignore_merges", "dropout",
-    "continuing_subword_prefix", "end_of_word_suffix", "vocab", "merges",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "decoder",
+    "model",
+    "type",
+    "byte_fallback",
+    "ignore_merges",
+    "dropout",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "vocab",
+    "merges",
 };
 
 /* Finds the sections first..end in the object that comes next and passes all
@@ -639,8 +665,7 @@ find_sections(struct load *load, struct ns_reader *at, int first, int end)
         if (i == end) {
             ns_scan_skip(scan, NULL);
         } else if (at[i].at) {
-            status = ns_fail(load->err, NS_REJECT, "%s: %s stands there twice",
-                             load->name, section_keys[i]);
+            status = reject(load, "%s stands there twice", section_keys[i]);
         } else if (i == MODEL) {
             at[i] = scan->in;
             status = find_sections(load, at, N_TOP, N_SECTIONS);
@@ -658,15 +683,13 @@ index_characters(struct load *load)
 
     for (int i = 0; i < 256; i++)
         if (t->byte_id[i] < 0)
-            return ns_fail(load->err, NS_REJECT,
-                           "%s: model.vocab lacks the byte token <0x%02X>",
-                           load->name, i);
+            return reject(load, "model.vocab lacks the byte token <0x%02X>", i);
     for (int i = 0; i < 128; i++) {
         char c = (char)i;
         int32_t id = find_content(t, &c, 1);
 
-        t->ascii_id[i] = has_flag(t, id, IN_VOCAB) &&
-                         !has_flag(t, id, CONTROL) ? id : -1;
+        t->ascii_id[i] =
+            has_flag(t, id, IN_VOCAB) && !has_flag(t, id, CONTROL) ? id : -1;
     }
     return NS_OK;
 }
@@ -682,14 +705,17 @@ check_pipeline(struct load *load, const struct ns_reader *at)
     } fixed[] = {
         { NORMALIZER, "normalizer",
           "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
-          "\"content\":\"\u2581\"}", false },
+          "\"content\":\"\u2581\"}",
+          false },
         { PRE_TOKENIZER, "pre_tokenizer",
           "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},"
-          "\"behavior\":\"MergedWithPrevious\",\"invert\":false}", false },
+          "\"behavior\":\"MergedWithPrevious\",\"invert\":false}",
+          false },
         { DECODER, "decoder",
           "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\","
           "\"pattern\":{\"String\":\"\u2581\"},\"content\":\" \"},"
-          "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}", false },
+          "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}",
+          false },
         { TYPE, "model.type", "\"BPE\"", false },
         { BYTE_FALLBACK, "model.byte_fallback", "true", false },
         { IGNORE_MERGES, "model.ignore_merges", "false", true },
@@ -700,19 +726,16 @@ check_pipeline(struct load *load, const struct ns_reader *at)
     enum ns_status status = NS_OK;
 
     if (!at[MODEL].at)
-        return ns_fail(load->err, NS_REJECT, "%s: model is missing",
-                       load->name);
+        return reject(load, "model is missing");
     for (size_t i = 0; i < sizeof(fixed) / sizeof(*fixed); i++) {
         const struct ns_reader *slice = &at[fixed[i].section];
 
         if (status == NS_OK && (slice->at || !fixed[i].optional))
-            status = expect_section(load, slice, fixed[i].field,
-                                    fixed[i].want);
+            status = expect_section(load, slice, fixed[i].field, fixed[i].want);
     }
     for (int i = 0; i < N_SECTIONS && status == NS_OK; i++)
         if (!at[i].at && (i == ADDED_TOKENS || i == VOCAB || i == MERGES))
-            status = ns_fail(load->err, NS_REJECT, "%s: %s is missing",
-                             load->name, section_keys[i]);
+            status = reject(load, "%s is missing", section_keys[i]);
     return status;
 }
 
@@ -750,8 +773,9 @@ ns_tokenizer_parse(const char *json, size_t length, const char *name,
     enum ns_status status;
 
     if (length > MAX_FILE)
-        return ns_fail(err, NS_REJECT, "%s has %zu bytes, the limit is %d",
-                       name, length, MAX_FILE);
+        return ns_refuse(err, "bad_model", NULL,
+                         "%s has %zu bytes, the limit is %d", name, length,
+                         MAX_FILE);
     load.t = calloc(1, sizeof(*load.t));
     if (!load.t)
         return no_memory(&load);
@@ -784,8 +808,9 @@ ns_tokenizer_open(const char *path, struct ns_tokenizer **out,
         goto out;
     }
     if (!S_ISREG(st.st_mode) || st.st_size <= 0 || st.st_size > MAX_FILE) {
-        status = ns_fail(err, NS_REJECT,
-                         "%s must be a file of 1 to %d bytes", path, MAX_FILE);
+        status =
+            ns_refuse(err, "bad_model", NULL,
+                      "%s must be a file of 1 to %d bytes", path, MAX_FILE);
         goto out;
     }
     map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -110,8 +110,8 @@ merge_slot(const struct ns_tokenizer *t, int32_t left, int32_t right)
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     size_t slot = mix(key) & t->merge_mask;
 
-    while (t->merges[slot].left >= 0 && (t->merges[slot].left != left ||
-                                         t->merges[slot].right != right))
+    while (t->merges[slot].left >= 0 &&
+           (t->merges[slot].left != left || t->merges[slot].right != right))
         slot = (slot + 1) & t->merge_mask;
     return &t->merges[slot];
 }

@@ -287,7 +287,7 @@ take_name(struct ns_reader *in, struct ns_buf *name)
 {
     const unsigned char *from = in->at;
 
-    while (in->at < in->end && *in->at > 0x20 && *in->at != 0x7f &&
+    while (in->at<in->end && * in->at> 0x20 && *in->at != 0x7f &&
            !is_sentinel((char)*in->at) && !strchr("{}()[],:;\"'=<>", *in->at))
         in->at++;
     if (in->at == from || in->at - from > MAX_NAME)
@@ -329,8 +329,7 @@ whole_object(struct ns_reader *in, struct ns_buf *name,
     if (!given)
         given = json_object_get(root, "parameters");
     if (json_is_string(given)) {
-        opened = json_loadb(json_string_value(given),
-                            json_string_length(given),
+        opened = json_loadb(json_string_value(given), json_string_length(given),
                             JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
         given = opened;
     }
@@ -338,8 +337,7 @@ whole_object(struct ns_reader *in, struct ns_buf *name,
         json_string_length(called) <= MAX_NAME)
         dumped = json_dumps(given, JSON_COMPACT);
     if (dumped) {
-        ns_buf_add(name, json_string_value(called),
-                   json_string_length(called));
+        ns_buf_add(name, json_string_value(called), json_string_length(called));
         ns_buf_reset(arguments);
         ns_buf_text(arguments, dumped);
         good = true;
@@ -381,7 +379,7 @@ ns_toolcall_parse(const char *coded, size_t length, bool whole,
                   struct ns_buf *name, struct ns_buf *arguments)
 {
     struct ns_reader in = ns_reader_over(coded, length);
-    json_t *value;
+    json_t *root;
     bool good;
 
     ns_buf_reset(name);
@@ -392,9 +390,9 @@ ns_toolcall_parse(const char *coded, size_t length, bool whole,
     skip_blanks(&in);
     if (!good || in.at != in.end)
         return false;
-    value = checked(arguments);
-    good = json_is_object(value);
-    json_decref(value);
+    root = checked(arguments);
+    good = json_is_object(root);
+    json_decref(root);
     return good;
 }
 

@@ -48,8 +48,7 @@ check(const struct ns_prompt *prompt, const struct ns_tokenizer *tokenizer)
         if (!span->trusted)
             continue;
         ids.n = 0;
-        require(ns_tokenizer_encode(tokenizer, &part, 1, &ids, &err) ==
-                NS_OK);
+        require(ns_tokenizer_encode(tokenizer, &part, 1, &ids, &err) == NS_OK);
         n_own += n_control(tokenizer, &ids);
     }
     require(end == prompt->text.length);
@@ -74,8 +73,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!tokenizer)
         require(ns_tokenizer_open("tests/cases/tokenizer/tiny/tokenizer.json",
                                   &tokenizer, &err) == NS_OK);
-    request = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES,
-                         NULL);
+    request =
+        json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES, NULL);
     if (!request)
         return 0;
     options.thinking = json_is_true(json_object_get(request, "thinking"));

@@ -70,14 +70,13 @@ check(const struct ns_reply_text *text)
                 text->thought_length);
     require(text->bad_tool_call == (text->bad_call_text != NULL));
     for (size_t i = 0; i < json_array_size(text->tool_calls); i++) {
-        const json_t *function = json_object_get(
-            json_array_get(text->tool_calls, i), "function");
+        const json_t *function =
+            json_object_get(json_array_get(text->tool_calls, i), "function");
         const json_t *arguments = json_object_get(function, "arguments");
-        json_t *opened = json_loadb(json_string_value(arguments),
-                                    json_string_length(arguments),
-                                    JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL |
-                                        JSON_DECODE_INT_AS_REAL,
-                                    NULL);
+        json_t *opened = json_loadb(
+            json_string_value(arguments), json_string_length(arguments),
+            JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL,
+            NULL);
 
         require(json_is_object(opened));
         require(json_string_length(json_object_get(function, "name")) > 0);
@@ -107,8 +106,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (status == NS_OK) {
         check(&text);
         require(text.content_length == again.content_length);
-        require(memcmp(text.content, again.content, text.content_length) ==
-                0);
+        require(memcmp(text.content, again.content, text.content_length) == 0);
         require(json_array_size(text.tool_calls) ==
                 json_array_size(again.tool_calls));
     }

@@ -44,8 +44,7 @@ a_text_is_walked_value_by_value(void **state)
     assert_string_equal(scan.text.data, "\U0001f600\n");
     assert_true(ns_scan_member(&scan));
     assert_true(ns_scan_skip(&scan, &slice));
-    assert_int_equal(ns_reader_left(&slice),
-                     strlen("[[],[{}],-1.5e3,true]"));
+    assert_int_equal(ns_reader_left(&slice), strlen("[[],[{}],-1.5e3,true]"));
     assert_memory_equal(slice.at, "[[],[{}],-1.5e3,true]",
                         ns_reader_left(&slice));
     assert_false(ns_scan_member(&scan));
@@ -123,12 +122,11 @@ what_is_no_json_is_refused_where_it_stands(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        const char *why =
-            problem_of(cases[i].json, strlen(cases[i].json), &at);
+        const char *why = problem_of(cases[i].json, strlen(cases[i].json), &at);
 
         if (!why || !strstr(why, cases[i].why) || at != cases[i].at)
-            fail_msg("%s: %s at byte %zu", cases[i].json,
-                     why ? why : "nothing", at);
+            fail_msg("%s: %s at byte %zu", cases[i].json, why ? why : "nothing",
+                     at);
     }
     assert_non_null(problem_of("{}\0", 3, &at)); /* a NUL is no white space */
     assert_non_null(problem_of("{\0}", 3, &at));

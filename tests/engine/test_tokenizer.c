@@ -521,6 +521,7 @@ refused(const char *text, size_t length, const char *why)
     status = ns_tokenizer_parse(text, length, "file", &tokenizer, &err);
     assert_null(tokenizer);
     assert_int_equal(status, NS_REJECT);
+    assert_string_equal(err.code, "bad_model");
     if (!strstr(err.text, why))
         fail_msg("said \"%s\", expected \"%s\"", err.text, why);
 }
