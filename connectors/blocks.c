@@ -18,6 +18,8 @@ enum {
     SMALL = 1 << 20,               /* a file not worth shrinking */
 };
 
+static const uint32_t begun_block = UINT32_MAX; /* the number of no block */
+
 static const size_t max_batch = (size_t)64 << 20;
 
 struct entry { /* a block that matters: where its line stands in the file */
@@ -25,6 +27,7 @@ struct entry { /* a block that matters: where its line stands in the file */
     uint64_t offset;
     uint32_t length, block, n_tokens;
     bool across;
+    struct ns_blocks_begun begun; /* of the line that is no block */
 };
 
 struct ns_blocks {
@@ -139,6 +142,16 @@ parse_line(const struct ns_blocks *blocks, const char *line, size_t length,
     return true;
 }
 
+static int32_t
+from_hex(const char *hex)
+{
+    uint32_t x = 0;
+
+    for (const char *c = hex; c < hex + 8; c++)
+        x = x << 4 | (uint32_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+    return (int32_t)x;
+}
+
 /* ---- the index ------------------------------------------------------- */
 
 static bool
@@ -148,15 +161,21 @@ same_key(const struct ns_blocks_key *a, const struct ns_blocks_key *b)
            a->seed == b->seed;
 }
 
-static const struct entry *
-entry_of(const struct ns_blocks *blocks, const struct ns_blocks_key *key,
-         uint32_t block)
+static struct entry *
+find(struct ns_blocks *blocks, const struct ns_blocks_key *key, uint32_t block)
 {
     for (size_t i = 0; i < blocks->n; i++)
         if (blocks->entries[i].block == block &&
             same_key(&blocks->entries[i].key, key))
             return &blocks->entries[i];
     return NULL;
+}
+
+static const struct entry *
+entry_of(const struct ns_blocks *blocks, const struct ns_blocks_key *key,
+         uint32_t block)
+{
+    return find((struct ns_blocks *)blocks, key, block);
 }
 
 bool
@@ -175,7 +194,7 @@ note_lines(struct ns_blocks *blocks, const char *bytes, size_t length,
     const char *at = bytes, *end = bytes + length, *newline;
 
     for (; at < end; at = newline + 1) {
-        struct entry entry;
+        struct entry entry = { 0 }, *old;
         const char *hex;
         size_t n;
 
@@ -184,11 +203,22 @@ note_lines(struct ns_blocks *blocks, const char *bytes, size_t length,
             break;
         n = (size_t)(newline - at);
         if (!parse_line(blocks, at, n, &entry, &hex) ||
-            entry_of(blocks, &entry.key, entry.block) ||
             !blocks->matters(blocks->context, entry.key.line, entry.key.sha))
             continue;
+        old = find(blocks, &entry.key, entry.block);
+        if (old && entry.block != begun_block)
+            continue; /* a block never changes */
+        if (entry.block == begun_block && entry.n_tokens == 2) {
+            entry.begun.stalls = from_hex(hex);
+            entry.begun.n_blocks = from_hex(hex + 8);
+        }
         entry.offset = offset + (uint64_t)(at - bytes);
         entry.length = (uint32_t)n + 1;
+        if (old) {
+            blocks->live += entry.length - (uint64_t)old->length;
+            *old = entry;
+            continue;
+        }
         if (blocks->n == blocks->capacity) {
             size_t capacity = blocks->capacity ? blocks->capacity * 2 : 64;
             struct entry *entries =
@@ -203,6 +233,27 @@ note_lines(struct ns_blocks *blocks, const char *bytes, size_t length,
         blocks->live += entry.length;
     }
     return at - bytes;
+}
+
+void
+ns_blocks_format_begun(const struct ns_blocks *blocks,
+                       const struct ns_blocks_key *key,
+                       struct ns_blocks_begun begun, struct ns_buf *out)
+{
+    int32_t values[] = { begun.stalls, begun.n_blocks };
+
+    ns_blocks_format(blocks, key, begun_block, values, 2, out);
+}
+
+bool
+ns_blocks_begun(const struct ns_blocks *blocks,
+                const struct ns_blocks_key *key, struct ns_blocks_begun *out)
+{
+    const struct entry *entry = entry_of(blocks, key, begun_block);
+
+    if (entry)
+        *out = entry->begun;
+    return entry != NULL;
 }
 
 /* ---- the file -------------------------------------------------------- */
@@ -378,13 +429,8 @@ read_tokens(struct ns_blocks *blocks, const struct entry *entry, char *line,
         !same_key(&again.key, &entry->key) || again.block != entry->block ||
         again.n_tokens != entry->n_tokens)
         return false;
-    for (uint32_t i = 0; i < entry->n_tokens; i++) {
-        uint32_t x = 0;
-
-        for (int k = 0; k < 8; k++, hex++)
-            x = x << 4 | (uint32_t)(*hex <= '9' ? *hex - '0' : *hex - 'a' + 10);
-        out[i] = (int32_t)x;
-    }
+    for (uint32_t i = 0; i < entry->n_tokens; i++)
+        out[i] = from_hex(hex + 8 * (size_t)i);
     return true;
 }
 

@@ -73,6 +73,19 @@ enum ns_status ns_blocks_find(struct ns_blocks *blocks,
 /* The line's blocks matter no more. May write the file anew. */
 void ns_blocks_forget(struct ns_blocks *blocks, uint64_t line);
 
+/* What the job's last claim noted, as a line of the same form: takeovers in a
+ * row that brought no new block, and the blocks there were. A job that kills
+ * its process is known by it. `stalls` -1: it was given back in order. */
+struct ns_blocks_begun {
+    int32_t stalls, n_blocks;
+};
+void ns_blocks_format_begun(const struct ns_blocks *blocks,
+                            const struct ns_blocks_key *key,
+                            struct ns_blocks_begun begun, struct ns_buf *out);
+bool ns_blocks_begun(const struct ns_blocks *blocks,
+                     const struct ns_blocks_key *key,
+                     struct ns_blocks_begun *out);
+
 /* Closes, and removes the file. */
 void ns_blocks_remove(struct ns_blocks *blocks);
 

@@ -19,6 +19,7 @@
 enum {
     NS_SPOOL_NAME = 256,
     NS_SPOOL_RETRIES = 3, /* failures of its own that a job may have */
+    NS_SPOOL_STALLS = 3,  /* takeovers without a new block */
 };
 
 enum ns_spool_dir { IN, WORK, OUT, DONE, DEAD, N_DIRS };
@@ -28,7 +29,7 @@ struct ns_spool_claim {
     struct ns_spool_claim *next;
     uint64_t line, sha, fence;
     struct ns_blocks_key key;
-    uint32_t attempt, retries;
+    uint32_t attempt, retries, stalls;
     bool running;
     int64_t due_ms;   /* monotonic */
     const char *code; /* of the last failure */

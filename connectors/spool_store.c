@@ -120,26 +120,65 @@ settle(struct ns_spool *spool, struct ns_spool_file *file,
 /* A job that failed too often gets its last line. */
 static enum ns_status
 give_up(struct ns_spool *spool, struct ns_spool_file *file,
-        const struct ns_job *job, const struct ns_spool_claim *claim,
-        struct ns_error *err)
+        struct ns_claim *claim, const char *code, uint32_t times,
+        const char *what, struct ns_error *err)
 {
-    const char *code = claim->code ? claim->code : "retries_exhausted";
     struct ns_result result;
     enum ns_status status;
     struct ns_error why;
     struct ns_buf batch;
 
-    ns_refuse(&why, code, NULL, "given up after %" PRIu32 " failures",
-              claim->retries);
+    ns_refuse(&why, code, NULL, "given up after %" PRIu32 " %s", times, what);
     result = ns_result_of_error(NS_RESULT_DEAD, &why);
     ns_buf_init(&batch, max_batch);
-    status = add_line(job, &result, &batch, err);
+    status = add_line(claim->job, &result, &batch, err);
     if (status == NS_OK)
         status = append(spool, file, &batch, err);
     ns_buf_fini(&batch);
-    if (status == NS_OK)
-        settle(spool, file, job, false);
+    if (status == NS_OK) {
+        settle(spool, file, claim->job, false);
+        claim->outcome = NS_CLAIM_FINAL;
+    }
     return status;
+}
+
+/* Writes down that the job was begun, or given back, for the process that
+ * comes after this one. Only the daemon does: who kills his own `run` four
+ * times does not mean that the job is to blame. */
+static enum ns_status
+note_begun(struct ns_spool *spool, struct ns_spool_file *file,
+           const struct ns_blocks_key *key, struct ns_blocks_begun begun,
+           struct ns_error *err)
+{
+    enum ns_status status;
+    struct ns_buf line;
+
+    if (!spool->is_directory || !file->blocks)
+        return NS_OK;
+    ns_buf_init(&line, max_line);
+    ns_blocks_format_begun(file->blocks, key, begun, &line);
+    status = ns_buf_check(&line, "a claim", err);
+    if (status == NS_OK)
+        status = ns_blocks_append(file->blocks, line.data, line.length, err);
+    ns_buf_fini(&line);
+    return status;
+}
+
+/* How often in a row the job was taken over from a process that died, without
+ * a block having been added. */
+static uint32_t
+count_stalls(const struct ns_spool_file *file, const struct ns_blocks_key *key,
+             const struct ns_spool_claim *slot, uint32_t n_blocks)
+{
+    struct ns_blocks_begun begun;
+
+    if (slot) /* of this process: asked again, or given back */
+        return slot->running ? slot->stalls : 0;
+    if (!file->blocks || !ns_blocks_begun(file->blocks, key, &begun) ||
+        begun.stalls < 0)
+        return 0;
+    return n_blocks > (uint32_t)begun.n_blocks ? 1
+                                               : (uint32_t)begun.stalls + 1;
 }
 
 static enum ns_status
@@ -155,7 +194,9 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
         .seed = claim->seed,
     };
     struct ns_blocks_found found = { 0 };
+    struct ns_blocks_begun begun;
     enum ns_status status;
+    uint32_t stalls;
 
     if (file->blocks) {
         status = ns_blocks_find(file->blocks, &key, claim->job->arena, &found,
@@ -163,6 +204,15 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
         if (status != NS_OK)
             return status;
     }
+    stalls = count_stalls(file, &key, slot, found.n_blocks);
+    if (stalls > NS_SPOOL_STALLS)
+        return give_up(spool, file, claim, "stalled", NS_SPOOL_STALLS,
+                       "takeovers without a new block", err);
+    begun = (struct ns_blocks_begun){ (int32_t)stalls,
+                                      (int32_t)found.n_blocks };
+    status = note_begun(spool, file, &key, begun, err);
+    if (status != NS_OK)
+        return status;
     if (!slot) {
         slot = calloc(1, sizeof(*slot));
         if (!slot)
@@ -175,11 +225,12 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
     slot->key = key;
     slot->fence = ++spool->next_fence;
     slot->attempt++;
+    slot->stalls = stalls;
     slot->running = true;
     claim->outcome = NS_CLAIM_RUN;
     claim->fence = slot->fence;
     claim->attempt = slot->attempt;
-    claim->stalls = 0;
+    claim->stalls = stalls;
     claim->stored_mode = claim->mode;
     claim->stored_seed = claim->seed;
     claim->tokens = found.tokens;
@@ -206,7 +257,9 @@ claim_one(struct ns_spool *spool, struct ns_claim *claim, struct ns_error *err)
     slot = find_claim(file, job->position.offset);
     now = ns_spool_now_ms();
     if (slot && slot->retries >= NS_SPOOL_RETRIES)
-        return give_up(spool, file, job, slot, err);
+        return give_up(spool, file, claim,
+                       slot->code ? slot->code : "retries_exhausted",
+                       slot->retries, "failures", err);
     if (slot && !slot->running && slot->due_ms > now) {
         claim->outcome = NS_CLAIM_WAIT;
         claim->wait_ms = slot->due_ms - now;
@@ -414,10 +467,10 @@ spool_retry(struct ns_store *store, struct ns_give_back *backs, size_t n,
             struct ns_error *err)
 {
     struct ns_spool *spool = ns_spool_of_store(store);
+    enum ns_status status = NS_OK;
 
-    (void)err;
     pthread_mutex_lock(&spool->mutex);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && status == NS_OK; i++) {
         const struct ns_job *job = backs[i].job;
         struct ns_spool_file *file =
             ns_spool_find(spool, job->position.partition);
@@ -427,13 +480,17 @@ spool_retry(struct ns_store *store, struct ns_give_back *backs, size_t n,
         backs[i].outcome = claim ? NS_STORE_DONE : NS_STORE_FENCED;
         if (!claim)
             continue;
+        status = note_begun(spool, file, &claim->key,
+                            (struct ns_blocks_begun){ -1, 0 }, err);
+        if (status != NS_OK)
+            break;
         claim->running = false;
         claim->due_ms = ns_spool_now_ms() + backs[i].delay_ms;
         claim->code = backs[i].code;
         claim->retries += backs[i].own_fault;
     }
     pthread_mutex_unlock(&spool->mutex);
-    return NS_OK;
+    return status;
 }
 
 static void

@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <lz4frame.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -81,6 +82,10 @@ next_job(struct ns_spool *spool)
     return message.kind == NS_MESSAGE_JOB ? parse(&message) : NULL;
 }
 
+/* Whether the world must do what it is asked; else a claim may come back
+ * without an outcome, and a job be left alone. */
+static bool patient = true;
+
 static struct ns_claim
 claim(struct ns_spool *spool, struct ns_job *job)
 {
@@ -89,8 +94,11 @@ claim(struct ns_spool *spool, struct ns_job *job)
                                     .seed = 7 } };
     struct ns_error err;
 
-    if (store->ops->claim(store, claims, 1, &err) != NS_OK)
-        fail_msg("claim: %s", err.text);
+    if (store->ops->claim(store, claims, 1, &err) != NS_OK) {
+        if (patient)
+            fail_msg("claim: %s", err.text);
+        claims[0].outcome = 0;
+    }
     return claims[0];
 }
 
@@ -146,9 +154,6 @@ try_refuse(struct ns_spool *spool, const struct ns_job *job,
     return store->ops->refuse(store, refusals, 1, err);
 }
 
-/* Whether the world has come back; a job waits for it. */
-static bool patient = true;
-
 /* Takes a job from its message to its line. False: the world failed. */
 static bool
 work(struct ns_spool *spool, struct ns_job *job)
@@ -169,6 +174,8 @@ work(struct ns_spool *spool, struct ns_job *job)
         else if (claimed.outcome == NS_CLAIM_RUN)
             status = try_finish(spool, job, claimed.fence, &result, &outcome,
                                 &err);
+        else if (claimed.outcome == 0)
+            return false;
     }
     if (status == NS_OK)
         ns_source_acknowledge(ns_spool_source(spool), job->position);
@@ -1448,6 +1455,172 @@ a_loop_of_kills_leaves_each_line_once(void **state)
     assert_complete("out/a.jsonl", JOBS);
 }
 
+/* Row 44, the store's part: a job that takes its process down with it is run
+ * alone from the second takeover on, and given up after the third; a block in
+ * between, or a drain, begins the count anew. */
+static void
+a_job_that_kills_its_process_is_given_up(void **state)
+{
+    static const int32_t token[] = { 1 };
+    struct ns_spool_options options = directory_options();
+    struct row rows[2];
+
+    (void)state;
+    make_directory();
+    write_jobs("in/a.jsonl", 1);
+    for (int life = 0;; life++) {
+        struct ns_spool *spool = open_ok(&options);
+        struct ns_job *job = next_job(spool);
+        struct ns_claim claimed = claim(spool, job);
+
+        /* Lives 0 1 2, then a drain in life 3, then a block in life 5. */
+        static const uint32_t stalls[] = { 0, 1, 2, 3, 0, 1, 1, 2, 3 };
+
+        if (life == sizeof(stalls) / sizeof(stalls[0])) {
+            assert_int_equal(claimed.outcome, NS_CLAIM_FINAL);
+            ns_source_acknowledge(ns_spool_source(spool), job->position);
+            ns_job_destroy(job);
+            serve(spool);
+            ns_spool_close(spool);
+            break;
+        }
+        assert_int_equal(claimed.outcome, NS_CLAIM_RUN);
+        assert_int_equal(claimed.stalls, stalls[life]);
+        if (life == 3)
+            assert_int_equal(give_back(spool, job, claimed.fence, 0, false),
+                             NS_STORE_DONE);
+        if (life == 5)
+            checkpoint(spool, job, claimed.fence, 0, token, 1);
+        ns_job_destroy(job);
+        ns_spool_close(spool); /* killed: no result */
+    }
+    assert_int_equal(read_rows("out/a.jsonl", rows, 2), 1);
+    assert_string_equal(rows[0].code, "stalled");
+    assert_false(folder_has("work/a.jsonl.blocks"));
+}
+
+/* Finished jobs' blocks do not pile up, and those of a job that still runs
+ * survive the file's being written anew. */
+static void
+the_file_of_blocks_shrinks_and_keeps_what_matters(void **state)
+{
+    enum { JOBS = 300, TOKENS = 1000 };
+    struct ns_spool_options options = run_options();
+    struct ns_spool *spool;
+    struct ns_job *slow, *job;
+    struct ns_claim claimed, slow_claim;
+    int32_t tokens[TOKENS];
+    struct stat st;
+    off_t most = 0;
+
+    (void)state;
+    folder_empty(folder_fd);
+    write_jobs("in.jsonl", JOBS);
+    for (int i = 0; i < TOKENS; i++)
+        tokens[i] = i;
+    spool = open_ok(&options);
+    slow = next_job(spool);
+    slow_claim = claim(spool, slow);
+    checkpoint(spool, slow, slow_claim.fence, 0, tokens, TOKENS);
+    for (int i = 1; i < JOBS; i++) {
+        job = next_job(spool);
+        claimed = claim(spool, job);
+        checkpoint(spool, job, claimed.fence, 0, tokens, TOKENS);
+        finish(spool, job, claimed.fence, "done");
+        ns_job_destroy(job);
+        assert_int_equal(fstatat(folder_fd, "out.jsonl.blocks", &st, 0), 0);
+        most = st.st_size > most ? st.st_size : most;
+        if (i == JOBS / 2)
+            checkpoint(spool, slow, slow_claim.fence, 1, tokens + 5, 3);
+    }
+    assert_true(most < 1200 * 1000); /* of 2.4 MB written */
+    ns_job_destroy(slow);
+    ns_spool_close(spool);
+    spool = open_ok(&options);
+    slow = next_job(spool);
+    claimed = claim(spool, slow);
+    assert_int_equal(claimed.n_blocks, 2);
+    assert_int_equal(claimed.n_tokens, TOKENS + 3);
+    assert_memory_equal(claimed.tokens, tokens, sizeof(tokens));
+    assert_int_equal(claimed.tokens[TOKENS + 2], 7);
+    ns_job_destroy(slow);
+    ns_spool_close(spool);
+}
+
+/* The two ends are used from two threads: nothing to assert but what the
+ * thread sanitizer sees, and that all is there. */
+struct relay {
+    struct ns_spool *spool;
+    struct ns_job *jobs[16];
+    int n;
+    bool over;
+    pthread_mutex_t mutex;
+};
+
+static void *
+sink(void *data)
+{
+    struct relay *relay = data;
+
+    for (;;) {
+        struct ns_job *job = NULL;
+        bool over;
+
+        pthread_mutex_lock(&relay->mutex);
+        if (relay->n)
+            job = relay->jobs[--relay->n];
+        over = relay->over;
+        pthread_mutex_unlock(&relay->mutex);
+        if (job) {
+            struct ns_claim claimed = claim(relay->spool, job);
+
+            finish(relay->spool, job, claimed.fence, "done");
+            ns_job_destroy(job);
+        } else if (over) {
+            return NULL;
+        }
+    }
+}
+
+static void
+two_threads_share_a_spool(void **state)
+{
+    struct ns_spool_options options = run_options();
+    struct relay relay = { .n = 0 };
+    pthread_t thread;
+
+    (void)state;
+    folder_empty(folder_fd);
+    write_jobs("in.jsonl", 500);
+    relay.spool = open_ok(&options);
+    pthread_mutex_init(&relay.mutex, NULL);
+    assert_int_equal(pthread_create(&thread, NULL, sink, &relay), 0);
+    for (int i = 0; i < 500;) {
+        bool room;
+
+        pthread_mutex_lock(&relay.mutex);
+        room = relay.n < 16;
+        pthread_mutex_unlock(&relay.mutex);
+        if (room) {
+            struct ns_job *job = next_job(relay.spool);
+
+            (void)ns_spool_progress(relay.spool);
+            pthread_mutex_lock(&relay.mutex);
+            if (job)
+                relay.jobs[relay.n++] = job;
+            pthread_mutex_unlock(&relay.mutex);
+            i += job != NULL;
+        }
+    }
+    pthread_mutex_lock(&relay.mutex);
+    relay.over = true;
+    pthread_mutex_unlock(&relay.mutex);
+    pthread_join(thread, NULL);
+    pthread_mutex_destroy(&relay.mutex);
+    ns_spool_close(relay.spool);
+    assert_complete("out.jsonl", 500);
+}
+
 static int
 setup(void **state)
 {
@@ -1504,6 +1677,9 @@ main(void)
         cmocka_unit_test(a_full_disk_stops_intake_and_passes),
         cmocka_unit_test(dying_at_any_call_leaves_each_line_once),
         cmocka_unit_test(a_loop_of_kills_leaves_each_line_once),
+        cmocka_unit_test(a_job_that_kills_its_process_is_given_up),
+        cmocka_unit_test(the_file_of_blocks_shrinks_and_keeps_what_matters),
+        cmocka_unit_test(two_threads_share_a_spool),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
