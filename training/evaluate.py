@@ -1,6 +1,6 @@
 """Held-out evaluation through nightshift.
 
-    python evaluate.py jobs WORK PREFIX N [MODE]      writes PREFIX-jobs.jsonl (OpenAI batch lines) and PREFIX-answers.jsonl
+    python evaluate.py jobs WORK PREFIX N [MODE [TASK,..]]      writes PREFIX-jobs.jsonl (OpenAI batch lines) and PREFIX-answers.jsonl
     nightshift run PREFIX-jobs.jsonl -o OUT --model ...
     python evaluate.py score PREFIX-answers.jsonl OUT
 
@@ -153,14 +153,14 @@ def score(case, text):
 
 # ---------------------------------------------------------------- command line
 
-def write_jobs(work, prefix, n, mode):
+def write_jobs(work, prefix, n, mode, tasks):
     with open(prefix + "-jobs.jsonl", "w", encoding="utf-8") as jobs, open(prefix + "-answers.jsonl", "w", encoding="utf-8") as answers:
-        for task in ("report", "sql", "code", "debian"):
+        for task in tasks:
             with open(os.path.join(work, f"held-{task}.jsonl"), encoding="utf-8") as f:
                 cases = [json.loads(line) for _, line in zip(range(n), f)]
             for i, c in enumerate(cases):
                 body = {"model": "demo", "messages": [{"role": "user", "content": c["prompt"]}], "max_tokens": 128, "seed": 1}
-                if mode:
+                if mode != "auto":
                     body["nightshift"] = {"mode": mode}
                 if mode in ("ar", "hybrid"):
                     body["temperature"] = 0
@@ -208,7 +208,9 @@ def report(answers_path, out_path):
 
 if __name__ == "__main__":
     if len(sys.argv) >= 5 and sys.argv[1] == "jobs":
-        write_jobs(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] if len(sys.argv) > 5 else None)
+        mode = sys.argv[5] if len(sys.argv) > 5 else "auto"
+        tasks = sys.argv[6].split(",") if len(sys.argv) > 6 else ["report", "sql", "code", "debian"]
+        write_jobs(sys.argv[2], sys.argv[3], int(sys.argv[4]), mode, tasks)
     elif len(sys.argv) == 4 and sys.argv[1] == "score":
         report(sys.argv[2], sys.argv[3])
     else:

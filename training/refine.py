@@ -75,9 +75,10 @@ def main():
         data.load(st["data"])
         rng.set_state(st["rng"])
     tables = M.Tables(m)
-    held = T.read_held(work, data.names)
+    held = T.read_held(work, [x for x in data.names if x != "debian"])
     tok, cases = training_cases(cfg, work, s2["tasks"])
-    M.compile_parts()
+    M.load_fused()
+    threads = T.Threads(cfg["threads"])
     # the effort of the shipped sampler, before and after
     check = dict(cfg["generation"])
     T.log(logfile, event="start", step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
@@ -88,7 +89,9 @@ def main():
 
     saved = evaluated = shown = tick = time.time()
     sums = {}
-    while step < s2["steps"]:
+    T.stop_on_terminate()
+    while step < s2["steps"] and not T.STOP:
+        threads.adapt()
         group = s2["group"]
         batch = cases(step, s2["prompts"])
         rows = [c for c in batch for _ in range(group)]
@@ -140,10 +143,10 @@ def main():
         h = M.forward(m, w, tables, x, pos, torch.arange(cols + n) >= cols, bias_s, bias_f)
         part = [("refine", torch.tensor(p).numpy(), int(k)) for p, k in zip(prefixes, seen)]
         index, target, cw = T.causal_targets(part, cols, 0.0)
-        causal = M.fused_loss(F.linear(h[:, :cols].reshape(-1, m["hidden"]).index_select(0, index), table), target, cw, m["softcap"]) / cw.sum()
+        causal = M.cross_entropy_sum(F.linear(h[:, :cols].reshape(-1, m["hidden"]).index_select(0, index), table), target, cw, m["softcap"]) / cw.sum()
         filled = (targets == S.TURN).cumsum(1) > 3
         tw = torch.where(filled, s1["fill_weight"], 1.0) * weights[:, None]
-        refine = M.fused_loss(F.linear(h[:, cols:].reshape(-1, m["hidden"]), table), targets.view(-1), tw.view(-1), m["softcap"]) / tw.sum()
+        refine = M.cross_entropy_sum(F.linear(h[:, cols:].reshape(-1, m["hidden"]), table), targets.view(-1), tw.view(-1), m["softcap"]) / tw.sum()
         plain = T.batch_loss(cfg, w, tables, data.next(s1["canvases"] * n, s2["plain_tokens"]), s1["canvases"], rng)[0]
         (refine + s1["causal_weight"] * causal + s2["plain_weight"] * plain).backward()
         torch.nn.utils.clip_grad_norm_([params[k] for k in opt.others], 1.0)
@@ -170,7 +173,8 @@ def main():
             T.log(logfile, step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
             evaluated = tick = time.time()
     checkpoint()
-    T.log(logfile, event="end", step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
+    if not T.STOP:
+        T.log(logfile, event="end", step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
 
 
 if __name__ == "__main__":

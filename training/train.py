@@ -5,6 +5,7 @@ Progress goes to WORK/stage1.log, one JSON object a line.
 """
 import json
 import os
+import signal
 import sys
 import time
 
@@ -34,6 +35,33 @@ def log(path, **fields):
     print(line, flush=True)
     with open(path, "a") as f:
         f.write(line + "\n")
+
+
+STOP = []
+
+
+def stop_on_terminate():
+    """SIGTERM ends the loop behind the running step, with a checkpoint."""
+    signal.signal(signal.SIGTERM, lambda *_: STOP.append(True))
+
+
+class Threads:
+    """Two threads only help while both cores are free: a step waits for the slower one. Others go first."""
+
+    def __init__(self, most):
+        self.most, self.last = most, self.read()
+
+    def read(self):
+        with open("/proc/stat") as f:
+            x = [int(v) for v in f.readline().split()[1:8]]
+        return x[0] + x[2], sum(x)  # user and system of normal priority, all
+
+    def adapt(self):
+        now = self.read()
+        busy = (now[0] - self.last[0]) / max(1, now[1] - self.last[1])
+        self.last = now
+        torch.set_num_threads(self.most if busy < 0.25 else max(1, self.most // 2))
+        return busy
 
 
 class Optimizer:
@@ -217,17 +245,17 @@ def batch_loss(cfg, w, tables, part, canvases, rng):
     h = M.forward(m, w, tables, x, pos, iscanvas, bias_s, bias_f, balance)
     index, target, weight = causal_targets(part, cols, s1["debian_prompt_weight"])
     hc = h[:, :cols].reshape(rows * cols, -1).index_select(0, index)
-    causal = M.fused_loss(F.linear(hc, table), target, weight, m["softcap"]) / weight.sum()
+    causal = M.cross_entropy_sum(F.linear(hc, table), target, weight, m["softcap"]) / weight.sum()
     loss, denoise = causal, None
     if k:
         hd = h[:, cols:].reshape(rows * k * canvas, -1)
-        denoise = M.fused_loss(F.linear(hd, table), clean.view(-1), cw.view(-1), m["softcap"]) / cw.sum()
+        denoise = M.cross_entropy_sum(F.linear(hd, table), clean.view(-1), cw.view(-1), m["softcap"]) / cw.sum()
         loss = denoise + s1["causal_weight"] * causal
     bal = sum(balance) / len(balance)
     return loss + s1["balance"] * bal, causal, denoise, bal, rows * t
 
 
-def evaluate(cfg, params, tables, held, seed, gen, n=32):
+def evaluate(cfg, params, tables, held, seed, gen, n=32, sample=True):
     """Exactness on held-out cases: (causal, teacher forced) and (diffusion, by the sampler), steps and tokens per forward."""
     m = cfg["model"]
     w = M.cast(params, torch.bfloat16)
@@ -235,12 +263,14 @@ def evaluate(cfg, params, tables, held, seed, gen, n=32):
     for task, cases in held.items():
         cases = cases[:n]
         right = S.causal_right(m, w, tables, [c["prompt_ids"] for c in cases], [c["answer_ids"] for c in cases])
+        out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3), "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3)}
+        if not sample:
+            continue
         answers, steps, _ = S.generate(m, w, tables, [c["prompt_ids"] for c in cases], cfg["canvas"], gen, seed)
         exact = sum(a == c["answer_ids"] for a, c in zip(answers, cases))
         overlap = sum(sum(x == y for x, y in zip(a, c["answer_ids"])) / len(c["answer_ids"]) for a, c in zip(answers, cases))
-        out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3), "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3),
-                     "exact": round(exact / len(cases), 3), "token": round(overlap / len(cases), 3),
-                     "steps": round(sum(steps) / len(cases), 1), "tpf": round(sum(map(len, answers)) / sum(steps), 2)}
+        out[task] |= {"exact": round(exact / len(cases), 3), "token": round(overlap / len(cases), 3),
+                      "steps": round(sum(steps) / len(cases), 1), "tpf": round(sum(map(len, answers)) / sum(steps), 2)}
     return out
 
 
@@ -275,8 +305,9 @@ def main():
         opt.load(st["opt"])
         data.load(st["data"])
         rng.set_state(st["rng"])
-    held = read_held(work, data.names)
-    M.compile_parts()
+    held = read_held(work, [x for x in data.names if x != "debian"])
+    M.load_fused()
+    threads = Threads(cfg["threads"])
     total = s1["causal_steps"] + s1["diffusion_steps"]
     saved = evaluated = shown = time.time()
     sums, tick = {}, time.time()
@@ -286,11 +317,13 @@ def main():
                     "rng": rng.get_state(), "step": step, "seconds": seconds, "count": count})
 
     log(logfile, event="start", step=step, parameters=sum(p.numel() for p in params.values()))
-    while step < total:
+    stop_on_terminate()
+    while step < total and not STOP:
         diffusion = step >= s1["causal_steps"]
         k = s1["canvases"] if diffusion else 0
         if step == s1["causal_steps"] and data.cuts is not None:
             data.pool, data.at, data.cuts = data.pool + 1, 0, None
+        busy = threads.adapt()
         part = data.next(k * canvas, s1["batch_tokens"])
         w = M.cast(params, torch.bfloat16)
         loss, causal, denoise, bal, ntokens = batch_loss(cfg, w, tables, part, k, rng)
@@ -309,7 +342,7 @@ def main():
                 average[n].lerp_(p, 1 - d)
         step += 1
         count["diffusion_tokens" if diffusion else "causal_tokens"] += ntokens
-        for key, v in (("causal", causal.item()), ("balance", bal.item()), ("norm", float(norm)), ("tokens", ntokens), ("n", 1)):
+        for key, v in (("causal", causal.item()), ("balance", bal.item()), ("norm", float(norm)), ("busy", busy), ("tokens", ntokens), ("n", 1)):
             sums[key] = sums.get(key, 0) + v
         now = time.time()
         seconds += now - tick
@@ -323,8 +356,8 @@ def main():
             checkpoint()
             saved = now
         if now - evaluated > s1["evaluate_seconds"]:
-            gen = dict(cfg["generation"], max_denoising_steps=16, confidence_threshold=0.05)
-            log(logfile, step=step, held=evaluate(cfg, average, tables, held, cfg["seed"], gen))
+            gen = dict(cfg["generation"], max_denoising_steps=10, confidence_threshold=0.05)
+            log(logfile, step=step, held=evaluate(cfg, average, tables, held, cfg["seed"], gen, s1["evaluate_cases"], diffusion))
             evaluated = time.time()
     checkpoint()
     log(logfile, event="end", step=step, **count)
