@@ -154,17 +154,20 @@ layers:
 man:
 	@man -l $(wildcard */*.[1-8])
 
-bindir = $(DESTDIR)$(prefix)/bin
-share  = $(DESTDIR)$(prefix)/share
+to    = $(DESTDIR)$(prefix)
+share = $(to)/share/nightshift
 install: all
-	install -d $(bindir) $(DESTDIR)$(prefix)/sbin $(share)/nightshift
-	install -m 755 $B/nightshift $(bindir)
-	install -m 755 $B/nightshiftd $(DESTDIR)$(prefix)/sbin
-	install -m 644 config/nightshift.conf $(share)/nightshift
-	for p in $(wildcard */*.[1-8]); do install -D -m 644 $$p $(share)/man/man$${p##*.}/$${p##*/} || exit 1; done
-	scripts/install-units.sh '$(DESTDIR)' '$(prefix)'
-	if [ -d models/demo ]; then install -d $(share)/nightshift/models/demo && \
-	    install -m 644 models/demo/* $(share)/nightshift/models/demo; fi
+	install -d $(to)/bin $(to)/sbin $(share) $(to)/lib/systemd/system $(to)/lib/sysusers.d $(to)/lib/tmpfiles.d
+	install -m 755 $B/nightshift $(to)/bin
+	install -m 755 $B/nightshiftd $(to)/sbin
+	for p in $(wildcard */*.[1-8]); do \
+	    install -D -m 644 $$p $(to)/share/man/man$${p##*.}/$${p##*/} || exit 1; done
+	for u in $(wildcard systemd/*.service); do \
+	    sed 's,/usr/local,$(prefix),g' $$u >$(to)/lib/systemd/system/$${u##*/} || exit 1; done
+	install -m 644 systemd/nightshift.sysusers $(to)/lib/sysusers.d/nightshift.conf
+	install -m 644 systemd/nightshift.tmpfiles $(to)/lib/tmpfiles.d/nightshift.conf
+	install -m 644 config/nightshift.conf $(share)
+	if [ -d models/demo ]; then install -d $(share)/models/demo && install -m 644 models/demo/* $(share)/models/demo; fi
 
 tests: $(TEST) $(FUZZ)
 clean:

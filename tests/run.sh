@@ -10,6 +10,12 @@
 # in BUILD_DIR/log and shown where something failed or was skipped.
 set -u
 
+# groff says nothing about a page that it understands whole.
+if [ "$1" = -m ]; then
+    said=$(groff -mandoc -Tutf8 -wall -z "$2" 2>&1)
+    [ -z "$said" ] || { echo "$said"; exit 1; }
+    exit 0
+fi
 build=$1
 shift
 limit_s=${TEST_LIMIT_S:-900}
@@ -133,15 +139,6 @@ run_fuzz() # PROGRAM
     fi
 }
 
-# groff says nothing about a page that it understands whole.
-manual()
-{
-    local said
-
-    said=$(groff -mandoc -Tutf8 -wall -z "$1" 2>&1)
-    [ -z "$said" ] || { echo "$said"; return 1; }
-}
-
 for program; do
     case ${program##*/} in
     fuzz_*) run_fuzz "$program" ;;
@@ -150,9 +147,8 @@ for program; do
     esac
 done
 run_once 'include arrows' "${MAKE:-make}" -s B="$build" layers
-export -f manual
 for page in */*.[1-8]; do
-    run_once "$page" manual "$page"
+    run_once "$page" "$0" -m "$page"
 done
 
 if [ -n "$failures" ]; then
