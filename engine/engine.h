@@ -62,6 +62,9 @@ void ns_engine_close(struct ns_engine *engine); /* takes NULL */
 const struct ns_model *ns_engine_model(const struct ns_engine *); /* any */
 const struct ns_tokenizer *ns_engine_tokenizer(
     const struct ns_engine *); /* any */
+/* Whether the checkpoint's chat_template.jinja is of the dialect that ends a
+ * prompt without thinking in an empty thought (ns_prompt_options). any */
+bool ns_engine_empty_thought(const struct ns_engine *);
 /* Build, backend and arithmetic: equal bytes are promised within one. any */
 const char *ns_engine_revision(const struct ns_engine *);
 
