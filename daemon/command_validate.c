@@ -13,6 +13,7 @@
 #include "connectors/lines.h"
 #include "daemon/arguments.h"
 #include "daemon/prepare.h"
+#include "engine/prompt.h"
 #include "daemon/setup.h"
 
 static const char usage[] =
@@ -40,6 +41,7 @@ struct validate {
     struct ns_backend *be;
     struct ns_model *described;
     struct ns_tokenizer *tokenizer;
+    bool empty_thought; /* the model's dialect */
 
     struct seen *seen; /* open addressing, a power of two */
     size_t n_seen, capacity;
@@ -111,6 +113,7 @@ check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
     struct ns_ids ids;
     enum ns_status status;
     uint32_t max_tokens;
+    bool in_thought;
 
     if (!model)
         return NS_OK;
@@ -118,7 +121,8 @@ check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
         (job->mode == NS_JOB_AR || job->mode == NS_JOB_HYBRID))
         return ns_refuse(err, "unsupported", "nightshift.mode",
                          "this checkpoint is not declared AR-capable");
-    status = ns_prepare_tokens(job, v->tokenizer, &ids, err);
+    status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought, &ids,
+                               &in_thought, err);
     if (status == NS_OK) {
         v->n_tokens += ids.n;
         if (ids.n > v->most_tokens) {
@@ -218,6 +222,7 @@ open_model(struct validate *v, struct ns_error *err)
         status = ns_model_describe(directory, v->be, &v->described, err);
     if (status == NS_OK) {
         snprintf(path, sizeof(path), "%s/tokenizer.json", directory);
+        v->empty_thought = ns_prompt_wants_empty_thought(directory);
         status = ns_tokenizer_open(path, &v->tokenizer, err);
     }
     return status;

@@ -1,5 +1,6 @@
 #include "daemon/prepare.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,27 +10,53 @@
  * may grow to, well above any context, so that a refusal can name the count. */
 enum { PROMPT_BYTES = 64 << 20, PROMPT_TOKENS = 16 << 20 };
 
+/* Errors of the engine name fields of the conversation; results, of the line. */
+static void
+name_in_body(struct ns_error *err)
+{
+    char param[sizeof(err->param)];
+
+    if (strncmp(err->param, "messages", 8) != 0 &&
+        strncmp(err->param, "tools", 5) != 0)
+        return;
+    memcpy(param, err->param, sizeof(param));
+    snprintf(err->param, sizeof(err->param), "body.%s", param);
+}
+
 enum ns_status
 ns_prepare_tokens(const struct ns_job *job,
-                  const struct ns_tokenizer *tokenizer, struct ns_ids *out,
-                  struct ns_error *err)
+                  const struct ns_tokenizer *tokenizer, bool empty_thought,
+                  struct ns_ids *out, bool *in_thought, struct ns_error *err)
 {
     const struct ns_prompt_options options = {
         .thinking = job->thinking,
         .generation_prompt = true,
+        .empty_thought = empty_thought,
     };
     struct ns_prompt prompt = { 0 };
+    /* A copy: the job's own stays as it came, for another try. */
+    json_t *messages = json_deep_copy(job->messages);
     enum ns_status status;
 
     *out = (struct ns_ids){ .limit = PROMPT_TOKENS };
-    status = ns_prompt_render(job->messages, job->tools, &options,
-                              PROMPT_BYTES, &prompt, err);
+    *in_thought = false;
+    if (!messages)
+        return ns_fail(err, NS_FATAL, "out of memory for the messages");
+    status = ns_prompt_open_arguments(messages, err);
+    if (status == NS_OK)
+        status = ns_prompt_render(messages, job->tools, &options,
+                                  PROMPT_BYTES, &prompt, err);
     if (status == NS_OK && prompt.n_images > 0)
         status = ns_refuse(err, "unsupported", "body.messages",
                            "this build has no part that reads images");
     if (status == NS_OK)
         status = ns_prompt_encode(&prompt, tokenizer, NULL, NULL, out, err);
+    if (status == NS_OK)
+        *in_thought = prompt.in_thought;
+    else
+        name_in_body(err);
     ns_prompt_fini(&prompt);
+    json_decref(messages);
     return status;
 }
 
@@ -117,7 +144,7 @@ job_mode(enum ns_mode mode)
 
 static enum ns_status
 fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
-             struct ns_error *err)
+             bool in_thought, struct ns_error *err)
 {
     const struct ns_model *model = ns_engine_model(pipeline->options.engine);
     uint32_t fallback = ns_pipeline_tuning(pipeline).default_max_tokens;
@@ -138,6 +165,7 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
         .temperature = (float)job->temperature,
         .top_p = job->has_top_p ? (float)job->top_p : 1.0f,
         .thinking = job->thinking,
+        .in_thought = in_thought,
         .thinking_budget = job->thinking ? job->thinking_budget : 0,
         .sampler = sampler_of(job, &model->generation),
         .stop = job->stop,
@@ -176,6 +204,7 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
         ns_engine_tokenizer(pipeline->options.engine);
     enum ns_status status;
     enum ns_job_event event;
+    bool in_thought;
 
     if (work->job->has_deadline &&
         work->job->deadline_ms <= ns_unix_now_ms()) {
@@ -186,10 +215,12 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
         return;
     }
     ns_ids_fini(&work->prompt); /* of an earlier try */
-    status = ns_prepare_tokens(work->job, tokenizer, &work->prompt,
-                               &work->error);
+    status = ns_prepare_tokens(
+        work->job, tokenizer,
+        ns_engine_empty_thought(pipeline->options.engine), &work->prompt,
+        &in_thought, &work->error);
     if (status == NS_OK)
-        status = fill_request(pipeline, work, &work->error);
+        status = fill_request(pipeline, work, in_thought, &work->error);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
     if (event == NS_ON_UNFIT)
         ns_work_fail(pipeline, work, NS_RESULT_FAILED);

@@ -14,11 +14,14 @@
 
 void *ns_prepare_thread(void *pipeline);
 
-/* The job's prompt as token ids. Zeroes `out` first; fini whatever comes
- * back. NS_REJECT: bad_param, empty_prompt, bad_text, too_large. */
+/* The job's prompt as token ids, and whether it ends inside an opened thought.
+ * `empty_thought`: the checkpoint's dialect (prompt.h). Zeroes `out` first;
+ * fini whatever comes back. NS_REJECT: bad_param, empty_prompt, bad_text,
+ * too_large. */
 enum ns_status ns_prepare_tokens(const struct ns_job *job,
                                  const struct ns_tokenizer *tokenizer,
-                                 struct ns_ids *out, struct ns_error *err);
+                                 bool empty_thought, struct ns_ids *out,
+                                 bool *in_thought, struct ns_error *err);
 
 /* What the answer may hold: tokens that the context leaves behind the prompt,
  * in whole canvases but for ar. NS_REJECT with over_context where not even one

@@ -12,10 +12,11 @@
 #include "engine/kvcache.h"
 #include "engine/memory.h"
 #include "engine/planner.h"
+#include "engine/prompt.h"
 #include "engine/sequence.h"
 #include "engine/trace.h"
 
-enum { MAX_PATH = 4096, MAX_TEMPLATE = 1 << 20, WAITING_PER_RUNNING = 4 };
+enum { MAX_PATH = 4096, WAITING_PER_RUNNING = 4 };
 
 struct list {
     struct ns_sequence **item;
@@ -115,33 +116,6 @@ open_tokenizer(struct ns_engine *engine, struct ns_error *err)
     return NS_OK;
 }
 
-/* The template itself is written natively (prompt.h); the file only tells which
- * of its two dialects the checkpoint was trained in. */
-static bool
-has_empty_thought(const char *directory)
-{
-    static const char *const literals[] = {
-        "<|channel>thought\\n<channel|>", "<|channel>thought\n<channel|>",
-    };
-    char path[MAX_PATH], *text;
-    bool found = false;
-    size_t n;
-    FILE *file;
-
-    snprintf(path, sizeof(path), "%s/chat_template.jinja", directory);
-    file = fopen(path, "re");
-    if (!file)
-        return false;
-    text = malloc(MAX_TEMPLATE);
-    n = text ? fread(text, 1, MAX_TEMPLATE, file) : 0;
-    for (int i = 0; i < 2; i++)
-        found = found ||
-                memmem(text, n, literals[i], strlen(literals[i])) != NULL;
-    free(text);
-    fclose(file);
-    return found;
-}
-
 static enum ns_status
 make_lists(struct ns_engine *engine, struct ns_error *err)
 {
@@ -195,7 +169,8 @@ ns_engine_open(const struct ns_engine_options *options,
     status = open_tokenizer(engine, err);
     if (status != NS_OK)
         goto out;
-    engine->empty_thought = has_empty_thought(options->model_directory);
+    engine->empty_thought =
+        ns_prompt_wants_empty_thought(options->model_directory);
     status = make_rules(engine, err);
     if (status != NS_OK)
         goto out;

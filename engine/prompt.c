@@ -601,3 +601,29 @@ ns_prompt_fini(struct ns_prompt *prompt)
     prompt->n_spans = prompt->capacity = 0;
     prompt->n_images = 0;
 }
+
+bool
+ns_prompt_wants_empty_thought(const char *directory)
+{
+    static const char *const literals[] = {
+        "<|channel>thought\\n<channel|>", "<|channel>thought\n<channel|>",
+    };
+    enum { MAX_TEMPLATE = 1 << 20 };
+    char path[4096], *text;
+    bool found = false;
+    size_t n;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/chat_template.jinja", directory);
+    file = fopen(path, "re");
+    if (!file)
+        return false;
+    text = malloc(MAX_TEMPLATE);
+    n = text ? fread(text, 1, MAX_TEMPLATE, file) : 0;
+    for (int i = 0; i < 2; i++)
+        found = found ||
+                memmem(text, n, literals[i], strlen(literals[i])) != NULL;
+    free(text);
+    fclose(file);
+    return found;
+}

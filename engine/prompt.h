@@ -24,8 +24,7 @@ struct ns_prompt_options {
     bool generation_prompt; /* end with the model's header */
     bool preserve_thinking; /* keep thoughts of earlier tool calls */
     /* The other dialect of the family: with thinking off the generation prompt
-     * closes an empty thought. On where the checkpoint's chat_template.jinja
-     * holds the literal "<|channel>thought\\n<channel|>". */
+     * closes an empty thought. See ns_prompt_wants_empty_thought. */
     bool empty_thought;
 };
 
@@ -58,6 +57,11 @@ enum ns_status ns_prompt_render(const json_t *messages, const json_t *tools,
  * refused by its field. What is not of the expected form is left to render. */
 enum ns_status ns_prompt_open_arguments(json_t *messages,
                                         struct ns_error *err);
+
+/* Which of its two dialects a checkpoint was trained in: what to put into
+ * ns_prompt_options.empty_thought. The template is written natively; the
+ * folder's chat_template.jinja is only searched for the literal. */
+bool ns_prompt_wants_empty_thought(const char *model_directory);
 
 /* Ids of the whole prompt. `image_tokens[i]` is the number of soft tokens of
  * image i (NULL when there are none): each slot becomes begin marker, that

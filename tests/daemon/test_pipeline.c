@@ -53,6 +53,13 @@ ns_engine_tokenizer(const struct ns_engine *engine)
     return engine->tokenizer;
 }
 
+bool
+ns_engine_empty_thought(const struct ns_engine *engine)
+{
+    (void)engine;
+    return false;
+}
+
 const char *
 ns_engine_revision(const struct ns_engine *engine)
 {
