@@ -13,9 +13,9 @@
 enum {
     CHUNK = 256 << 10,
     NAME = 300,
-    MAX_TOKENS = 4096,             /* of a block */
+    MAX_TOKENS = 4096, /* of a block */
     MAX_LINE = 8 * MAX_TOKENS + 256,
-    SMALL = 1 << 20,               /* a file not worth shrinking */
+    SMALL = 1 << 20, /* a file not worth shrinking */
 };
 
 static const uint32_t begun_block = UINT32_MAX; /* the number of no block */
@@ -64,8 +64,8 @@ ns_blocks_format(const struct ns_blocks *blocks,
     ns_buf_printf(out,
                   "%" PRIu64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64
                   " %" PRIu32 " %016" PRIx64 " %" PRIu32 " ",
-                  key->line, key->sha, blocks->model, blocks->engine,
-                  key->mode, key->seed, block);
+                  key->line, key->sha, blocks->model, blocks->engine, key->mode,
+                  key->seed, block);
     room = ns_buf_room(out, (size_t)n_tokens * 8);
     if (!room)
         return;
@@ -118,8 +118,7 @@ parse_line(const struct ns_blocks *blocks, const char *line, size_t length,
     if (length < HASH || length > MAX_LINE)
         return false;
     end = line + length - HASH;
-    snprintf(hash, sizeof(hash), " %016" PRIx64,
-             XXH64(line, length - HASH, 0));
+    snprintf(hash, sizeof(hash), " %016" PRIx64, XXH64(line, length - HASH, 0));
     if (memcmp(hash, end, HASH) != 0)
         return false;
     if (!take_field(&at, end, 10, &out->key.line) ||
@@ -246,8 +245,8 @@ ns_blocks_format_begun(const struct ns_blocks *blocks,
 }
 
 bool
-ns_blocks_begun(const struct ns_blocks *blocks,
-                const struct ns_blocks_key *key, struct ns_blocks_begun *out)
+ns_blocks_begun(const struct ns_blocks *blocks, const struct ns_blocks_key *key,
+                struct ns_blocks_begun *out)
 {
     const struct entry *entry = entry_of(blocks, key, begun_block);
 
@@ -333,8 +332,8 @@ ns_blocks_open(int dir, const char *name, mode_t mode, const char *model_rev,
     blocks->matters = matters;
     blocks->context = context;
     snprintf(blocks->name, sizeof(blocks->name), "%s", name);
-    blocks->fd = blocks->io->openat(dir, blocks->name,
-                                    O_RDWR | O_APPEND | O_CLOEXEC, 0);
+    blocks->fd =
+        blocks->io->openat(dir, blocks->name, O_RDWR | O_APPEND | O_CLOEXEC, 0);
     if (blocks->fd == -1 && errno != ENOENT)
         status = io_failed(err, "open", blocks->name);
     if (blocks->fd != -1)
@@ -386,17 +385,17 @@ ns_blocks_append(struct ns_blocks *blocks, const char *lines, size_t length,
     if (length == 0)
         return NS_OK;
     if (blocks->fd == -1) {
-        blocks->fd = blocks->io->openat(
-            blocks->dir, blocks->name,
-            O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, blocks->mode);
+        blocks->fd = blocks->io->openat(blocks->dir, blocks->name,
+                                        O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC,
+                                        blocks->mode);
         if (blocks->fd == -1)
             return io_failed(err, "open", blocks->name);
     }
     if (blocks->dirty && !cut_back(blocks))
         return io_failed(err, "truncate", blocks->name);
     while (written < length) {
-        ssize_t n = blocks->io->write(blocks->fd, lines + written,
-                                      length - written);
+        ssize_t n =
+            blocks->io->write(blocks->fd, lines + written, length - written);
 
         if (n == -1 && errno == EINTR)
             continue;

@@ -25,9 +25,8 @@ uint64_t ns_index_sha(const unsigned char *sha256);
 
 /* The line stands, with this hash; an earlier entry of the line goes. `id`
  * NULL: it has none that others could repeat. */
-enum ns_status ns_index_put(struct ns_index *index, uint64_t line,
-                            uint64_t sha, const char *id,
-                            struct ns_error *err);
+enum ns_status ns_index_put(struct ns_index *index, uint64_t line, uint64_t sha,
+                            const char *id, struct ns_error *err);
 
 /* Line that has the id, or 0: none. */
 uint64_t ns_index_line_of(const struct ns_index *index, const char *id);

@@ -20,8 +20,7 @@ struct ns_io { /* each as its namesake in unistd.h: -1 and errno on failure */
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
     int (*ftruncate)(int fd, off_t length);
-    int (*renameat)(int from_dir, const char *from, int to_dir,
-                    const char *to);
+    int (*renameat)(int from_dir, const char *from, int to_dir, const char *to);
     int (*unlinkat)(int dir, const char *path, int flags);
     int (*fallocate)(int fd, int mode, off_t offset, off_t length);
 };

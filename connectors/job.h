@@ -38,15 +38,15 @@
 #include "connectors/message.h"
 
 enum {
-    NS_JOB_DEPTH = 64,           /* of the JSON */
-    NS_JOB_ID_BYTES = 200,       /* custom_id */
-    NS_JOB_BATCH_BYTES = 100,    /* nightshift.batch, nightshift.tenant */
-    NS_JOB_STOPS = 16,           /* stop strings, each of */
+    NS_JOB_DEPTH = 64,        /* of the JSON */
+    NS_JOB_ID_BYTES = 200,    /* custom_id */
+    NS_JOB_BATCH_BYTES = 100, /* nightshift.batch, nightshift.tenant */
+    NS_JOB_STOPS = 16,        /* stop strings, each of */
     NS_JOB_STOP_BYTES = 256,
     NS_JOB_MESSAGES = 4096,
     NS_JOB_TOOLS = 128,
-    NS_JOB_WARNINGS = 32,        /* further ones are counted in the last */
-    NS_JOB_DEADLINE_DAYS = 30,   /* later ones are cut, with a warning */
+    NS_JOB_WARNINGS = 32,      /* further ones are counted in the last */
+    NS_JOB_DEADLINE_DAYS = 30, /* later ones are cut, with a warning */
 };
 
 enum ns_job_mode {
@@ -59,7 +59,7 @@ enum ns_job_mode {
 enum ns_job_task { NS_JOB_TASK_NONE, NS_JOB_TASK_CODE, NS_JOB_TASK_SUMMARIZE };
 
 struct ns_job_options { /* the server's limits; all zero is a good default */
-    size_t max_bytes;          /* of a message; 0: 16 MB */
+    size_t max_bytes;   /* of a message; 0: 16 MB */
     uint32_t max_tokens_limit; /* highest max_tokens accepted; 0: 262,144 */
     uint32_t canvas_length;    /* L: the highest canvas asked for; 0: 256 */
     const char *const *model_names; /* served; NULL: any */
@@ -88,12 +88,12 @@ struct ns_job {
     struct ns_error refusal; /* status NS_OK, or NS_REJECT and why */
 
     /* Of an accepted job only, from here on. */
-    const char *model;        /* as asked for; NULL: none named */
-    const json_t *body;       /* the whole body, as it stood in the line */
-    const json_t *messages;   /* array; of NS_JOB_TASK_SUMMARIZE with the
-                               * instruction already in it */
-    const json_t *tools;      /* array; NULL: none, or tool_choice none */
-    const json_t *metadata;   /* object of texts, or NULL; for the result */
+    const char *model;      /* as asked for; NULL: none named */
+    const json_t *body;     /* the whole body, as it stood in the line */
+    const json_t *messages; /* array; of NS_JOB_TASK_SUMMARIZE with the
+                             * instruction already in it */
+    const json_t *tools;    /* array; NULL: none, or tool_choice none */
+    const json_t *metadata; /* object of texts, or NULL; for the result */
 
     bool has_max_tokens, has_temperature, has_top_p, has_seed;
     uint32_t max_tokens; /* from either name */

@@ -14,9 +14,9 @@
 
 enum {
     CHUNK = 256 << 10,
-    TAIL = 256,      /* bytes compared before a file is trusted again */
-    NAME = 300,      /* of a path below dir, with a suffix of ours */
-    ASIDE = 10000,   /* highest number of a file put aside */
+    TAIL = 256,    /* bytes compared before a file is trusted again */
+    NAME = 300,    /* of a path below dir, with a suffix of ours */
+    ASIDE = 10000, /* highest number of a file put aside */
 };
 
 static const size_t max_unit = (size_t)1 << 30; /* a line, a frame's text */
@@ -91,8 +91,7 @@ stands(int dir, const char *name)
 {
     struct stat st;
 
-    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ||
-           errno != ENOENT;
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
 static bool
@@ -172,8 +171,8 @@ out:
 
 struct recovery {
     struct ns_journal *journal;
-    struct ns_buf unit;   /* the line, or the frame's text, at hand */
-    struct ns_buf kept;   /* rewrite: lines to keep, not yet in the new file */
+    struct ns_buf unit; /* the line, or the frame's text, at hand */
+    struct ns_buf kept; /* rewrite: lines to keep, not yet in the new file */
     struct ns_journal *rewritten; /* NULL: nothing is rewritten */
     LZ4F_dctx *lz4;
     char *in, *out;
@@ -217,8 +216,7 @@ flush_kept(struct recovery *r, size_t least, struct ns_error *err)
     status = ns_buf_check(&r->kept, "results to keep", err);
     if (status != NS_OK || !r->rewritten || r->kept.length <= least)
         return status;
-    status = ns_journal_append(r->rewritten, r->kept.data, r->kept.length,
-                               err);
+    status = ns_journal_append(r->rewritten, r->kept.data, r->kept.length, err);
     ns_buf_reset(&r->kept);
     return status;
 }
@@ -432,10 +430,10 @@ open_locked(struct ns_journal *journal, int flags, struct ns_error *err)
     struct stat mine, named;
 
     for (;;) {
-        journal->fd = journal->io->openat(
-            journal->dir, journal->name,
-            O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | flags,
-            journal->options.mode);
+        journal->fd = journal->io->openat(journal->dir, journal->name,
+                                          O_RDWR | O_APPEND | O_CREAT |
+                                              O_CLOEXEC | O_NOCTTY | flags,
+                                          journal->options.mode);
         if (journal->fd == -1)
             return io_failed(err, "open", journal->name);
         if (!journal->options.lock)
@@ -657,8 +655,8 @@ cut_back(struct ns_journal *journal)
 {
     int saved = errno;
 
-    journal->dirty = journal->io->ftruncate(journal->fd,
-                                            (off_t)journal->length) == -1;
+    journal->dirty =
+        journal->io->ftruncate(journal->fd, (off_t)journal->length) == -1;
     errno = saved;
     return !journal->dirty;
 }
@@ -679,7 +677,7 @@ reopen(struct ns_journal *journal, struct ns_error *err)
         return io_failed(err, "open", journal->name);
     if (fstat(journal->fd, &old) == -1 || fstat(fd, &new) == -1 ||
         old.st_ino != new.st_ino || old.st_dev != new.st_dev ||
-        (uint64_t)new.st_size < journal->length ||
+        (uint64_t) new.st_size < journal->length ||
         pread(fd, tail, journal->n_tail,
               (off_t)(journal->length - journal->n_tail)) !=
             (ssize_t)journal->n_tail ||
@@ -731,8 +729,8 @@ write_and_flush(struct ns_journal *journal, const char *bytes, size_t length,
 }
 
 enum ns_status
-ns_journal_append(struct ns_journal *journal, const char *lines,
-                  size_t length, struct ns_error *err)
+ns_journal_append(struct ns_journal *journal, const char *lines, size_t length,
+                  struct ns_error *err)
 {
     enum ns_status status;
 

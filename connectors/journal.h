@@ -26,7 +26,7 @@
 
 enum ns_journal_verdict {
     NS_JOURNAL_KEEP,
-    NS_JOURNAL_DROP, /* honoured when `rewrite` is set */
+    NS_JOURNAL_DROP,   /* honoured when `rewrite` is set */
     NS_JOURNAL_ALIEN,  /* no line of ours: the readable part ends here */
     NS_JOURNAL_FAILED, /* memory: open fails */
 };
@@ -60,14 +60,12 @@ enum ns_status ns_journal_open(int dir, const char *name,
 /* A journal over a descriptor that can not be taken back: a pipe, a terminal.
  * Nothing is read, locked or flushed. `fd` stays the caller's. */
 enum ns_status ns_journal_stream(int fd, const struct ns_io *io,
-                                 struct ns_journal **out,
-                                 struct ns_error *err);
+                                 struct ns_journal **out, struct ns_error *err);
 
 /* Whole lines, all or none. NS_RETRY: nothing was added, the code says
  * "storage_full" or "io"; call again later with the same or other lines. */
-enum ns_status ns_journal_append(struct ns_journal *journal,
-                                 const char *lines, size_t length,
-                                 struct ns_error *err);
+enum ns_status ns_journal_append(struct ns_journal *journal, const char *lines,
+                                 size_t length, struct ns_error *err);
 
 /* Nothing more will come: gives back what was reserved and flushes all, so
  * that the file may be renamed. May be called again after NS_RETRY. */

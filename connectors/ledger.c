@@ -27,8 +27,7 @@ ns_ledger_create(uint32_t span, uint64_t next, struct ns_ledger **out,
         return ns_fail(err, NS_REJECT, "a span of %u does not fit", span);
     ledger = calloc(1, bytes);
     if (!ledger)
-        return ns_fail(err, NS_FATAL, "out of memory for a ledger of %u",
-                       span);
+        return ns_fail(err, NS_FATAL, "out of memory for a ledger of %u", span);
     ledger->span = span;
     ledger->next = next;
     *out = ledger;

@@ -136,8 +136,7 @@ may_read(const struct ns_lines *lines, bool read_once)
 static bool
 starts_with(const struct ns_lines *lines, const char *bytes, size_t length)
 {
-    return lines->in_length >= length &&
-           memcmp(lines->in, bytes, length) == 0;
+    return lines->in_length >= length && memcmp(lines->in, bytes, length) == 0;
 }
 
 /* The first bytes decide what the file is. `*ready` false: too few as yet. */

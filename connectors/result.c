@@ -138,8 +138,8 @@ put_base64(struct ns_buf *out, const char *bytes, size_t length)
     ns_buf_byte(out, '"');
     for (size_t at = 0; at < length; at += CHUNK) {
         size_t n = length - at < CHUNK ? length - at : CHUNK;
-        int written = EVP_EncodeBlock(
-            text, (const unsigned char *)bytes + at, (int)n);
+        int written =
+            EVP_EncodeBlock(text, (const unsigned char *)bytes + at, (int)n);
 
         ns_buf_add(out, text, (size_t)written);
     }
@@ -216,8 +216,7 @@ put_response(struct ns_buf *out, const struct ns_job *job,
     put_text(out, result->finish_reason);
     ns_buf_printf(out,
                   "}],\"usage\":{\"prompt_tokens\":%" PRIu32
-                  ",\"completion_tokens\":%" PRIu32
-                  ",\"total_tokens\":%" PRIu64
+                  ",\"completion_tokens\":%" PRIu32 ",\"total_tokens\":%" PRIu64
                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32
                   "},\"completion_tokens_details\":{\"reasoning_tokens\":"
                   "%" PRIu32 "}}",
@@ -236,8 +235,8 @@ put_nightshift(struct ns_buf *out, const struct ns_job *job,
                const struct ns_result *result,
                const struct sanitised *sanitised)
 {
-    ns_buf_printf(out, "{\"status\":\"%s\",\"line\":%" PRIu64
-                  ",\"input_sha256\":\"",
+    ns_buf_printf(out,
+                  "{\"status\":\"%s\",\"line\":%" PRIu64 ",\"input_sha256\":\"",
                   ns_result_status_name(result->status), job->position.offset);
     for (int i = 0; i < NS_SHA256_BYTES; i++)
         ns_buf_printf(out, "%02x", job->sha256[i]);

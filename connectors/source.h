@@ -45,8 +45,8 @@ struct ns_source { /* the first member of each kind */
 };
 
 static inline enum ns_status
-ns_source_poll(struct ns_source *source, int timeout_ms,
-               struct ns_message *out, struct ns_error *err)
+ns_source_poll(struct ns_source *source, int timeout_ms, struct ns_message *out,
+               struct ns_error *err)
 {
     return source->ops->poll(source, timeout_ms, out, err);
 }

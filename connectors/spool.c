@@ -20,10 +20,10 @@
 enum {
     WINDOW = 256,
     SPAN = 10000,
-    FILES = 8,           /* open at once */
-    NAME_MOST = 220,     /* leaves room for the endings that we add */
+    FILES = 8,            /* open at once */
+    NAME_MOST = 220,      /* leaves room for the endings that we add */
     LINES_MOST = 1 << 26, /* of an input whose size does not tell */
-    PRIVATE = 0640,      /* mode of what nightshiftd writes */
+    PRIVATE = 0640,       /* mode of what nightshiftd writes */
     NFS_MAGIC = 0x6969,
 };
 
@@ -324,8 +324,7 @@ open_output(struct ns_spool *spool, struct ns_spool_file *file,
     struct stat st;
 
     if (strcmp(path, "-") == 0)
-        return ns_journal_stream(STDOUT_FILENO, spool->io, &file->journal,
-                                 err);
+        return ns_journal_stream(STDOUT_FILENO, spool->io, &file->journal, err);
     status = open_parent(spool->io, path, &spool->out_dir, &name, err);
     if (status != NS_OK)
         return status;
@@ -349,8 +348,8 @@ open_output(struct ns_spool *spool, struct ns_spool_file *file,
         if (status != NS_OK)
             return status;
     }
-    status = ns_journal_open(spool->out_dir, name, &options, &file->journal,
-                             err);
+    status =
+        ns_journal_open(spool->out_dir, name, &options, &file->journal, err);
     if (status != NS_OK)
         return status;
     return ns_blocks_open(spool->out_dir, blocks, 0666, spool->model_rev,
@@ -374,8 +373,7 @@ open_run(struct ns_spool *spool, struct ns_error *err)
     enlist(spool, file);
     file->fd = strcmp(path, "-") == 0
                    ? STDIN_FILENO
-                   : spool->io->openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC,
-                                       0);
+                   : spool->io->openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
     if (file->fd == -1) {
         ns_fail_errno(err, NS_REJECT, "open %.200s", path);
         err->code = "unreadable_input";
@@ -383,8 +381,8 @@ open_run(struct ns_spool *spool, struct ns_error *err)
     }
     status = prepare_file(spool, file, err);
     if (status == NS_OK && S_ISDIR(file->stat.st_mode))
-        status = ns_refuse(err, "unreadable_input", NULL,
-                           "%.200s is a folder", path);
+        status = ns_refuse(err, "unreadable_input", NULL, "%.200s is a folder",
+                           path);
     if (status == NS_OK)
         status = open_output(spool, file, err);
     return status;
@@ -570,7 +568,8 @@ report_ignored(struct ns_spool *spool, const char *name)
     if (spool->n_ignored == MOST)
         return;
     spool->ignored[spool->n_ignored++] = hash;
-    ns_log_warn("file.ignored", "name=%s why=\"a regular file that ends in "
+    ns_log_warn("file.ignored",
+                "name=%s why=\"a regular file that ends in "
                 ".jsonl or .jsonl.lz4 is needed\"",
                 ns_log_escape(name, strlen(name), shown, sizeof(shown)));
 }
@@ -592,8 +591,8 @@ first_file(struct ns_spool *spool, enum ns_spool_dir which, const char *after,
            char out[NS_SPOOL_NAME], struct ns_error *err,
            enum ns_status *status)
 {
-    int fd = openat(spool->dirs[which], ".",
-                    O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd =
+        openat(spool->dirs[which], ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd == -1 ? NULL : fdopendir(fd);
     struct dirent *entry;
     bool found = false;

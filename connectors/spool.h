@@ -55,11 +55,11 @@ struct ns_spool_options {
     const char *directory;
     bool allow_nfs;
 
-    size_t max_line;       /* 0: 16 MB */
-    uint64_t max_expanded; /* of an LZ4 input; 0: 64 GB */
-    uint32_t window;       /* messages handed out, not acknowledged; 0: 256 */
-    uint32_t span;         /* lines between the oldest unfinished and the
-                            * newest of a file; 0: 10,000 */
+    size_t max_line;        /* 0: 16 MB */
+    uint64_t max_expanded;  /* of an LZ4 input; 0: 64 GB */
+    uint32_t window;        /* messages handed out, not acknowledged; 0: 256 */
+    uint32_t span;          /* lines between the oldest unfinished and the
+                             * newest of a file; 0: 10,000 */
     const struct ns_io *io; /* NULL: the system's */
 };
 
@@ -75,11 +75,11 @@ enum ns_status ns_spool_open(const struct ns_spool_options *options,
 struct ns_source *ns_spool_source(struct ns_spool *spool); /* borrowed */
 struct ns_store *ns_spool_store(struct ns_spool *spool);   /* borrowed */
 
-struct ns_spool_progress { /* a snapshot */
+struct ns_spool_progress {      /* a snapshot */
     uint64_t lines_done_before; /* results found at open ... */
     uint64_t failed_before;     /* ... and those of them that are not ok */
     uint64_t lines_handed_out;
-    uint64_t ok, failed; /* stored since open: ok, all others */
+    uint64_t ok, failed;              /* stored since open: ok, all others */
     uint64_t bytes_read, bytes_total; /* of the input; total 0: not known */
     uint64_t files_finished, files_dead;
     bool storage_full; /* the last write met a full disk; taken back, retried */

@@ -41,9 +41,9 @@ struct ns_spool_file {
     uint32_t number; /* the partition of its positions */
     char name[NS_SPOOL_NAME];
     int fd;
-    bool regular;      /* can be looked at again: a change is noticed */
-    struct stat stat;  /* as it was when it was opened */
-    uint64_t looked;   /* bytes read when it was last looked at */
+    bool regular;     /* can be looked at again: a change is noticed */
+    struct stat stat; /* as it was when it was opened */
+    uint64_t looked;  /* bytes read when it was last looked at */
     struct ns_lines *lines;
     struct ns_ledger *ledger;
     struct ns_journal *journal;
@@ -64,13 +64,13 @@ struct ns_spool {
     char *model_rev, *engine_rev;
     const struct ns_io *io;
     bool is_directory;
-    int root, lock;     /* a directory spool's; else -1 */
+    int root, lock; /* a directory spool's; else -1 */
     int dirs[N_DIRS];
-    int out_dir;        /* of OUT, in file mode */
+    int out_dir; /* of OUT, in file mode */
     struct ns_spool_file *files;
     uint32_t next_number, in_flight;
     uint64_t next_fence;
-    int64_t scan_due_ms; /* when in/ is looked at again */
+    int64_t scan_due_ms;  /* when in/ is looked at again */
     uint64_t ignored[64]; /* hashes of names in in/ that were reported */
     uint32_t n_ignored;
     struct ns_spool_progress progress;

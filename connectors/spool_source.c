@@ -71,8 +71,8 @@ admit(struct ns_spool *spool, struct ns_spool_file *file,
                       err);
     if (other)
         id = NULL; /* a second line of the id: the claim says so */
-    status = ns_index_put(file->index, line->number,
-                          ns_index_sha(line->sha256), id, err);
+    status = ns_index_put(file->index, line->number, ns_index_sha(line->sha256),
+                          id, err);
     if (status == NS_OK)
         ns_index_set_seen(file->index, line->number);
     return status == NS_REJECT ? ns_spool_condemn(spool, file, err) : status;
@@ -92,8 +92,7 @@ next_line(struct ns_spool *spool, struct ns_spool_file *file,
         uint64_t before = ns_lines_bytes_read(file->lines), sha;
 
         status = ns_lines_next(file->lines, line, &end, err);
-        spool->progress.bytes_read +=
-            ns_lines_bytes_read(file->lines) - before;
+        spool->progress.bytes_read += ns_lines_bytes_read(file->lines) - before;
         if (status == NS_REJECT)
             return ns_spool_condemn(spool, file, err);
         if (status != NS_OK)
@@ -140,8 +139,8 @@ readable_file(struct ns_spool *spool)
 {
     struct ns_spool_file *file = spool->files;
 
-    while (file && (file->at_end || file->dead ||
-                    !ns_ledger_has_room(file->ledger)))
+    while (file &&
+           (file->at_end || file->dead || !ns_ledger_has_room(file->ledger)))
         file = file->next;
     return file;
 }

@@ -33,8 +33,7 @@ find_claim(struct ns_spool_file *file, uint64_t line)
 
 /* The claim that the job's holder speaks for, or NULL: fenced. */
 static struct ns_spool_claim *
-held_claim(struct ns_spool_file *file, const struct ns_job *job,
-           uint64_t fence)
+held_claim(struct ns_spool_file *file, const struct ns_job *job, uint64_t fence)
 {
     struct ns_spool_claim *claim = find_claim(file, job->position.offset);
 
@@ -177,16 +176,14 @@ count_stalls(const struct ns_spool_file *file, const struct ns_blocks_key *key,
     if (!file->blocks || !ns_blocks_begun(file->blocks, key, &begun) ||
         begun.stalls < 0)
         return 0;
-    return n_blocks > (uint32_t)begun.n_blocks ? 1
-                                               : (uint32_t)begun.stalls + 1;
+    return n_blocks > (uint32_t)begun.n_blocks ? 1 : (uint32_t)begun.stalls + 1;
 }
 
 static enum ns_status
 begin(struct ns_spool *spool, struct ns_spool_file *file,
       struct ns_claim *claim, struct ns_error *err)
 {
-    struct ns_spool_claim *slot =
-        find_claim(file, claim->job->position.offset);
+    struct ns_spool_claim *slot = find_claim(file, claim->job->position.offset);
     struct ns_blocks_key key = {
         .line = claim->job->position.offset,
         .sha = ns_index_sha(claim->job->sha256),
@@ -199,8 +196,8 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
     uint32_t stalls;
 
     if (file->blocks) {
-        status = ns_blocks_find(file->blocks, &key, claim->job->arena, &found,
-                                err);
+        status =
+            ns_blocks_find(file->blocks, &key, claim->job->arena, &found, err);
         if (status != NS_OK)
             return status;
     }
@@ -208,8 +205,8 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
     if (stalls > NS_SPOOL_STALLS)
         return give_up(spool, file, claim, "stalled", NS_SPOOL_STALLS,
                        "takeovers without a new block", err);
-    begun = (struct ns_blocks_begun){ (int32_t)stalls,
-                                      (int32_t)found.n_blocks };
+    begun =
+        (struct ns_blocks_begun){ (int32_t)stalls, (int32_t)found.n_blocks };
     status = note_begun(spool, file, &key, begun, err);
     if (status != NS_OK)
         return status;
@@ -344,8 +341,8 @@ checkpoint_file(struct ns_spool_file *file, struct ns_checkpoint *points,
 }
 
 static enum ns_status
-spool_checkpoint(struct ns_store *store, struct ns_checkpoint *points,
-                 size_t n, struct ns_error *err)
+spool_checkpoint(struct ns_store *store, struct ns_checkpoint *points, size_t n,
+                 struct ns_error *err)
 {
     struct ns_spool *spool = ns_spool_of_store(store);
     enum ns_status status = NS_OK;

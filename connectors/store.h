@@ -67,8 +67,8 @@ struct ns_claim {
     const int32_t *tokens; /* of the committed blocks, one after another */
     const uint32_t *block_tokens; /* [n_blocks] how many in each */
     uint32_t n_tokens, n_blocks;
-    bool resumed_across; /* some block came from another engine_rev */
-    int64_t wait_ms;     /* WAIT */
+    bool resumed_across;   /* some block came from another engine_rev */
+    int64_t wait_ms;       /* WAIT */
     struct ns_error error; /* CONFLICT */
 };
 
@@ -101,13 +101,13 @@ struct ns_finished { /* engine.h has an ns_finish: why an answer ended */
     enum ns_store_outcome outcome; /* out */
 };
 
-struct ns_refusal { /* a dead letter: needs no claim */
+struct ns_refusal {           /* a dead letter: needs no claim */
     const struct ns_job *job; /* in: as far as it could be read */
     struct ns_error error;
     enum ns_store_outcome outcome; /* out */
 };
 
-struct ns_give_back { /* a retry */
+struct ns_give_back {         /* a retry */
     const struct ns_job *job; /* in */
     uint64_t fence;
     int64_t delay_ms;

@@ -20,7 +20,7 @@ static struct {
     int left; /* -1: never */
     int error;
     bool for_ever, fired;
-    bool no_read; /* reads never fail */
+    bool no_read;     /* reads never fail */
     const char *only; /* name of the one call that fails, or NULL: any */
 } faulty = { .left = -1 };
 

@@ -13,8 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void
 check_line(const struct ns_job *job)
 {
-    struct ns_result result =
-        ns_result_of_error(NS_RESULT_DEAD, &job->refusal);
+    struct ns_result result = ns_result_of_error(NS_RESULT_DEAD, &job->refusal);
     struct ns_error err;
     struct ns_buf buf;
     json_t *root;

@@ -30,7 +30,8 @@ judge(void *context, const char *line, size_t length)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ns_journal_options options = { .ours = true, .mode = 0600,
+    struct ns_journal_options options = { .ours = true,
+                                          .mode = 0600,
                                           .judge = judge };
     struct found first = { 0 }, second = { 0 };
     struct ns_journal *journal = NULL;
@@ -51,8 +52,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     status = ns_journal_open(folder_fd, "out", &options, &journal, &err);
     if (status == NS_REJECT)
         return 0; /* a whole frame of mixed lines */
-    if (status != NS_OK ||
-        ns_journal_append(journal, "{}\n", 3, &err) != NS_OK)
+    if (status != NS_OK || ns_journal_append(journal, "{}\n", 3, &err) != NS_OK)
         abort();
     ns_journal_close(journal);
     options.context = &second;

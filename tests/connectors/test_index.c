@@ -48,7 +48,7 @@ lines_ids_and_marks_are_found_again(void **state)
     assert_false(ns_index_is_seen(index, 3));
     assert_true(ns_index_is_seen(index, 1));
     assert_int_equal(ns_index_line_of(index, "a"), 3); /* marks aside */
-    ns_index_set_done(index, 99); /* no such line */
+    ns_index_set_done(index, 99);                      /* no such line */
     assert_false(ns_index_is_done(index, 99));
     ns_index_destroy(index);
 }

@@ -68,11 +68,11 @@ line_of(const char *body, const char *beside)
 /* RELIABILITY's table of bad input, the rows that need no server: what comes
  * in, the code, the field, and what the text must name: the value that was
  * wrong and the limit that it broke. */
-#define MSG "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
-#define LINE(body) "{\"custom_id\":\"a\",\"body\":{" MSG "," body "}}"
+#define MSG          "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+#define LINE(body)   "{\"custom_id\":\"a\",\"body\":{" MSG "," body "}}"
 #define OURS(fields) LINE("\"nightshift\":{" fields "}")
-#define TWENTY "aaaaaaaaaaaaaaaaaaaa"
-#define HUNDRED TWENTY TWENTY TWENTY TWENTY TWENTY
+#define TWENTY       "aaaaaaaaaaaaaaaaaaaa"
+#define HUNDRED      TWENTY TWENTY TWENTY TWENTY TWENTY
 
 static const struct bad {
     const char *line, *code, *param, *named, *limit;
@@ -120,12 +120,12 @@ static const struct bad {
       "missing", NULL },
     { "{\"custom_id\":7,\"body\":{" MSG "}}", "bad_id", "custom_id", "text",
       NULL },
-    { "{\"custom_id\":\"\",\"body\":{" MSG "}}", "bad_id", "custom_id",
-      "empty", "200" },
+    { "{\"custom_id\":\"\",\"body\":{" MSG "}}", "bad_id", "custom_id", "empty",
+      "200" },
     { "{\"custom_id\":\"a\\nb\",\"body\":{" MSG "}}", "bad_id", "custom_id",
       "control", NULL },
-    { "{\"custom_id\":\"a\\u0085b\",\"body\":{" MSG "}}", "bad_id",
-      "custom_id", "control", NULL },
+    { "{\"custom_id\":\"a\\u0085b\",\"body\":{" MSG "}}", "bad_id", "custom_id",
+      "control", NULL },
     { "{\"custom_id\":\"" HUNDRED HUNDRED "b\",\"body\":{" MSG "}}", "bad_id",
       "custom_id", "201", "200" },
     { "{\"custom_id\":\"" HUNDRED "b\",\"body\":{" MSG
@@ -145,8 +145,8 @@ static const struct bad {
       "bad_param", "method", "GET", "POST" },
     { "{\"custom_id\":\"a\",\"url\":\"/v1/embeddings\",\"body\":{" MSG "}}",
       "unsupported", "url", "/v1/chat/completions", NULL },
-    { "{\"custom_id\":\"a\",\"url\":3,\"body\":{" MSG "}}", "bad_param",
-      "url", "3", NULL },
+    { "{\"custom_id\":\"a\",\"url\":3,\"body\":{" MSG "}}", "bad_param", "url",
+      "3", NULL },
     { "{\"custom_id\":\"a\",\"nightshift\":{},\"body\":{" MSG
       ",\"nightshift\":{}}}",
       "bad_param", "nightshift", "beside", NULL },
@@ -189,8 +189,7 @@ static const struct bad {
       "\"content\":[{\"type\":\"text\"}]}]}}",
       "bad_param", "body.messages[0].content[0].text", "text", NULL },
     /* numbers */
-    { LINE("\"max_tokens\":0"), "bad_param", "body.max_tokens", "0",
-      "262144" },
+    { LINE("\"max_tokens\":0"), "bad_param", "body.max_tokens", "0", "262144" },
     { LINE("\"max_tokens\":-5"), "bad_param", "body.max_tokens", "-5", "1" },
     { LINE("\"max_tokens\":262145"), "bad_param", "body.max_tokens", "262145",
       "262144" },
@@ -229,10 +228,10 @@ static const struct bad {
       "log prob", NULL },
     { LINE("\"logit_bias\":{\"5\":1}"), "unsupported", "body.logit_bias",
       "bias", NULL },
-    { LINE("\"presence_penalty\":0.5"), "unsupported",
-      "body.presence_penalty", "penalty", NULL },
-    { LINE("\"frequency_penalty\":-1"), "unsupported",
-      "body.frequency_penalty", "penalty", NULL },
+    { LINE("\"presence_penalty\":0.5"), "unsupported", "body.presence_penalty",
+      "penalty", NULL },
+    { LINE("\"frequency_penalty\":-1"), "unsupported", "body.frequency_penalty",
+      "penalty", NULL },
     { LINE("\"audio\":{}"), "unsupported", "body.audio", "audio", NULL },
     { LINE("\"modalities\":[\"text\",\"audio\"]"), "unsupported",
       "body.modalities", "text", NULL },
@@ -242,8 +241,8 @@ static const struct bad {
       "body.response_format", "form", NULL },
     { LINE("\"response_format\":{\"type\":\"json_schema\"}"), "unsupported",
       "body.response_format", "form", NULL },
-    { LINE("\"response_format\":\"text\""), "bad_param",
-      "body.response_format", "text", "object" },
+    { LINE("\"response_format\":\"text\""), "bad_param", "body.response_format",
+      "text", "object" },
     { LINE("\"tool_choice\":\"required\""), "unsupported", "body.tool_choice",
       "forcing", NULL },
     { LINE("\"tool_choice\":{\"type\":\"function\"}"), "unsupported",
@@ -253,8 +252,8 @@ static const struct bad {
     { LINE("\"tools\":{}"), "bad_param", "body.tools", "object", "list" },
     { LINE("\"tools\":[{\"type\":\"web_search\"}]"), "unsupported",
       "body.tools[0].type", "function", NULL },
-    { LINE("\"tools\":[{\"type\":\"function\",\"function\":{}}]"),
-      "bad_param", "body.tools[0].function.name", "text", NULL },
+    { LINE("\"tools\":[{\"type\":\"function\",\"function\":{}}]"), "bad_param",
+      "body.tools[0].function.name", "text", NULL },
     { LINE("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":"
            "\"a b\"}}]"),
       "bad_param", "body.tools[0].function.name", "a b", "64" },
@@ -269,8 +268,7 @@ static const struct bad {
       NULL },
     { LINE("\"model\":7"), "bad_param", "body.model", "7", "text" },
     /* our own object */
-    { LINE("\"nightshift\":[]"), "bad_param", "nightshift", "array",
-      "object" },
+    { LINE("\"nightshift\":[]"), "bad_param", "nightshift", "array", "object" },
     { OURS("\"thinking_bugdet\":5"), "unknown_field",
       "nightshift.thinking_bugdet", "thinking_bugdet", NULL },
     { OURS("\"mode\":\"fast\""), "bad_param", "nightshift.mode", "fast",
@@ -294,8 +292,8 @@ static const struct bad {
       "nightshift.deadline", "2026", "RFC 3339" },
     { OURS("\"deadline\":1767225600"), "bad_param", "nightshift.deadline",
       "1767225600", "RFC 3339" },
-    { OURS("\"thinking_budget\":-1"), "bad_param",
-      "nightshift.thinking_budget", "-1", "0" },
+    { OURS("\"thinking_budget\":-1"), "bad_param", "nightshift.thinking_budget",
+      "-1", "0" },
     { LINE("\"reasoning_effort\":\"none\",\"nightshift\":{"
            "\"thinking_budget\":9}"),
       "bad_param", "nightshift.thinking_budget", "9", "reasoning_effort" },
@@ -349,8 +347,8 @@ every_bad_job_is_refused_with_its_code_field_value_and_limit(void **state)
             strcmp(err.param, bad->param) || !strstr(err.text, bad->named) ||
             (bad->limit && !strstr(err.text, bad->limit)))
             fail_msg("%s\n got %s (%s): %s\n want %s (%s): ... %s ... %s",
-                     bad->line, err.code ? err.code : "-", err.param,
-                     err.text, bad->code, bad->param, bad->named,
+                     bad->line, err.code ? err.code : "-", err.param, err.text,
+                     bad->code, bad->param, bad->named,
                      bad->limit ? bad->limit : "");
         assert_int_equal(job->refusal.status, NS_REJECT);
         assert_string_equal(job->refusal.code, bad->code);
@@ -382,8 +380,8 @@ depth_is_bounded_before_anything_recurses(void **state)
     ns_job_destroy(job);
 
     /* Braces inside a string are no depth. */
-    n = snprintf(line, sizeof(line), "{\"custom_id\":\"a\",\"body\":{" MSG
-                 ",\"user\":\"");
+    n = snprintf(line, sizeof(line),
+                 "{\"custom_id\":\"a\",\"body\":{" MSG ",\"user\":\"");
     memset(line + n, '[', 100);
     snprintf(line + n + 100, sizeof(line) - (size_t)n - 100, "\"}}");
     ns_job_destroy(accept(line));
@@ -494,8 +492,8 @@ harmless_extras_are_warned_of(void **state)
     struct ns_job *job;
 
     (void)state;
-    job = accept(line_of("\"user\":\"u\",\"stream\":true,\"top_k\":40",
-                         "\"colour\":1"));
+    job = accept(
+        line_of("\"user\":\"u\",\"stream\":true,\"top_k\":40", "\"colour\":1"));
     assert_int_equal(job->n_warnings, 4);
     for (size_t i = 0; i < 4; i++) {
         bool found = false;
@@ -560,8 +558,7 @@ static void
 models_are_served_warned_of_or_unknown(void **state)
 {
     static const char *const names[] = { "x", "m" };
-    struct ns_job_options served = { .model_names = names,
-                                     .n_model_names = 2 };
+    struct ns_job_options served = { .model_names = names, .n_model_names = 2 };
     struct ns_job_options other = { .model_names = names, .n_model_names = 1 };
     struct ns_job_options run = { .model_warning = "demo" };
     const char *line = line_of("", "");
@@ -723,8 +720,7 @@ the_id_alone_is_found_wherever_it_stands(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
-        bool found =
-            ns_job_peek_id(lines[i].line, strlen(lines[i].line), id);
+        bool found = ns_job_peek_id(lines[i].line, strlen(lines[i].line), id);
 
         if (found != (lines[i].id != NULL) ||
             (found && strcmp(id, lines[i].id) != 0))

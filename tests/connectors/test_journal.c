@@ -64,8 +64,8 @@ append_ok(struct ns_journal *journal, const char *lines)
 {
     struct ns_error err;
 
-    assert_int_equal(
-        ns_journal_append(journal, lines, strlen(lines), &err), NS_OK);
+    assert_int_equal(ns_journal_append(journal, lines, strlen(lines), &err),
+                     NS_OK);
 }
 
 static void
@@ -324,8 +324,8 @@ the_nth_failing_call_leaves_whole_batches(void **state)
                     strcat(want, L(2));
                 } else {
                     assert_int_equal(status, NS_RETRY);
-                    assert_string_equal(
-                        err.code, variant >> 2 ? "io" : "storage_full");
+                    assert_string_equal(err.code,
+                                        variant >> 2 ? "io" : "storage_full");
                     failures++;
                 }
             }

@@ -47,8 +47,8 @@ read_all(const void *bytes, size_t length, struct ns_lines_options options)
     int fd = file_of(bytes, length);
     bool end = false;
 
-    assert_int_equal(
-        ns_lines_create(fd, &options, NULL, &lines, &reading.err), NS_OK);
+    assert_int_equal(ns_lines_create(fd, &options, NULL, &lines, &reading.err),
+                     NS_OK);
     for (;;) {
         struct ns_line line;
 
@@ -131,8 +131,8 @@ an_overlong_line_is_measured_hashed_and_passed_by(void **state)
 {
     static const char *const ends[] = { "\n", "\r\n", "" };
     enum { LIMIT = 10, MOST = 200000 };
-    static const size_t lengths[] = { 9, 10, 11, 12, 65535, 65536, 65537,
-                                      131072, MOST };
+    static const size_t lengths[] = { 9,     10,    11,     12,  65535,
+                                      65536, 65537, 131072, MOST };
     char *text = malloc(MOST + 20);
     unsigned char hash[32];
 
@@ -200,11 +200,10 @@ every_truncated_lz4_file_is_refused_or_gives_a_prefix(void **state)
 
     (void)state;
     first = compress("one\ntwo\n", 8, false, file, sizeof(file));
-    n = first + compress("three\n", 6, true, file + first,
-                         sizeof(file) - first);
+    n = first +
+        compress("three\n", 6, true, file + first, sizeof(file) - first);
     for (size_t cut = 4; cut < n; cut++) {
-        struct reading r =
-            read_all(file, cut, (struct ns_lines_options){ 0 });
+        struct reading r = read_all(file, cut, (struct ns_lines_options){ 0 });
 
         if (cut == first) {
             assert_int_equal(r.status, NS_OK);

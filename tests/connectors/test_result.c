@@ -96,9 +96,8 @@ at(const json_t *root, const char *path)
 
         memcpy(name, path, n);
         name[n] = '\0';
-        root = json_is_array(root)
-                   ? json_array_get(root, (size_t)atoi(name))
-                   : json_object_get(root, name);
+        root = json_is_array(root) ? json_array_get(root, (size_t)atoi(name))
+                                   : json_object_get(root, name);
         path += n + (path[n] == '.');
     }
     return root;
@@ -141,10 +140,10 @@ an_ok_line_is_the_batch_form_with_our_object_beside_it(void **state)
     assert_string_equal(text(root, "response.body.object"), "chat.completion");
     assert_string_equal(text(root, "response.body.model"), "demo");
     assert_int_equal(number(root, "response.body.created"), 1764547200);
-    assert_string_equal(
-        text(root, "response.body.choices.0.message.content"), "Hello");
-    assert_string_equal(
-        text(root, "response.body.choices.0.message.role"), "assistant");
+    assert_string_equal(text(root, "response.body.choices.0.message.content"),
+                        "Hello");
+    assert_string_equal(text(root, "response.body.choices.0.message.role"),
+                        "assistant");
     assert_string_equal(
         text(root, "response.body.choices.0.message.reasoning_content"),
         "Hm\n");
@@ -154,10 +153,12 @@ an_ok_line_is_the_batch_form_with_our_object_beside_it(void **state)
     assert_int_equal(number(root, "response.body.usage.completion_tokens"), 7);
     assert_int_equal(number(root, "response.body.usage.total_tokens"), 17);
     assert_int_equal(number(root, "response.body.usage.prompt_tokens_details."
-                                  "cached_tokens"), 4);
+                                  "cached_tokens"),
+                     4);
     assert_int_equal(number(root, "response.body.usage."
                                   "completion_tokens_details."
-                                  "reasoning_tokens"), 2);
+                                  "reasoning_tokens"),
+                     2);
     assert_string_equal(text(root, "response.body.metadata.k"), "v");
     assert_string_equal(text(root, "nightshift.status"), "ok");
     assert_int_equal(number(root, "nightshift.line"), 12);
@@ -243,9 +244,9 @@ tool_calls_alone_leave_content_null(void **state)
 {
     struct ns_job *job = make_job(job_line);
     struct ns_result result = ok_result(NULL, 0);
-    json_t *calls = json_pack("[{s:s,s:s,s:{s:s,s:s}}]", "id", "call_1",
-                              "type", "function", "function", "name", "f",
-                              "arguments", "{\"x\":\"\\n\"}");
+    json_t *calls =
+        json_pack("[{s:s,s:s,s:{s:s,s:s}}]", "id", "call_1", "type", "function",
+                  "function", "name", "f", "arguments", "{\"x\":\"\\n\"}");
     json_t *root;
 
     (void)state;
@@ -272,14 +273,17 @@ bad_sequences_become_one_replacement_each(void **state)
         uint32_t n;
     } texts[] = {
         { "plain", 5, "plain", 0 },
-        { "a\0b", 3, "a\xef\xbf\xbd" "b", 1 },
+        { "a\0b", 3,
+          "a\xef\xbf\xbd"
+          "b",
+          1 },
         { "\xe2\x82\xac", 3, "\xe2\x82\xac", 0 },
-        { "\xe2\x82", 2, "\xef\xbf\xbd", 1 },           /* half a character */
+        { "\xe2\x82", 2, "\xef\xbf\xbd", 1 }, /* half a character */
         { "x\xf0\x9f\x98", 4, "x\xef\xbf\xbd", 1 },
         { "\xf0\x9f\x98z", 4, "\xef\xbf\xbdz", 1 },
         { "\xc0\xaf", 2, "\xef\xbf\xbd\xef\xbf\xbd", 2 }, /* overlong */
-        { "\xed\xa0\x80", 3,
-          "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3 },    /* a surrogate */
+        { "\xed\xa0\x80", 3, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd",
+          3 }, /* a surrogate */
         { "\xf4\x90\x80\x80", 4,
           "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 4 },
         { "\xe2\xe2\x82\xac", 4, "\xef\xbf\xbd\xe2\x82\xac", 1 },
@@ -293,9 +297,8 @@ bad_sequences_become_one_replacement_each(void **state)
         struct ns_buf buf;
 
         ns_buf_init(&buf, 1000);
-        assert_int_equal(
-            ns_result_text(&buf, texts[i].bytes, texts[i].length),
-            texts[i].n);
+        assert_int_equal(ns_result_text(&buf, texts[i].bytes, texts[i].length),
+                         texts[i].n);
         assert_string_equal(buf.data, texts[i].out);
         ns_buf_fini(&buf);
     }
@@ -313,7 +316,8 @@ what_was_replaced_is_counted_and_the_bytes_are_kept(void **state)
     result.reasoning_length = 1;
     root = line_of(job, &result);
     assert_string_equal(text(root, "response.body.choices.0.message.content"),
-                        "a\xef\xbf\xbd" "b\xef\xbf\xbd");
+                        "a\xef\xbf\xbd"
+                        "b\xef\xbf\xbd");
     assert_int_equal(number(root, "nightshift.sanitised"), 3);
     assert_string_equal(text(root, "nightshift.content_base64"), "YQBi4oI=");
     assert_string_equal(text(root, "nightshift.reasoning_base64"), "/w==");

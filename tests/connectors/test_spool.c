@@ -10,6 +10,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -90,8 +91,9 @@ static struct ns_claim
 claim(struct ns_spool *spool, struct ns_job *job)
 {
     struct ns_store *store = ns_spool_store(spool);
-    struct ns_claim claims[1] = { { .job = job, .mode = NS_JOB_DIFFUSION,
-                                    .seed = 7 } };
+    struct ns_claim claims[1] = {
+        { .job = job, .mode = NS_JOB_DIFFUSION, .seed = 7 }
+    };
     struct ns_error err;
 
     if (store->ops->claim(store, claims, 1, &err) != NS_OK) {
@@ -122,8 +124,9 @@ try_finish(struct ns_spool *spool, const struct ns_job *job, uint64_t fence,
            struct ns_error *err)
 {
     struct ns_store *store = ns_spool_store(spool);
-    struct ns_finished ends[1] = { { .job = job, .fence = fence,
-                                     .result = result } };
+    struct ns_finished ends[1] = {
+        { .job = job, .fence = fence, .result = result }
+    };
     enum ns_status status = store->ops->finish(store, ends, 1, err);
 
     *outcome = ends[0].outcome;
@@ -172,8 +175,8 @@ work(struct ns_spool *spool, struct ns_job *job)
         if (claimed.outcome == NS_CLAIM_CONFLICT)
             status = try_refuse(spool, job, &claimed.error, &err);
         else if (claimed.outcome == NS_CLAIM_RUN)
-            status = try_finish(spool, job, claimed.fence, &result, &outcome,
-                                &err);
+            status =
+                try_finish(spool, job, claimed.fence, &result, &outcome, &err);
         else if (claimed.outcome == 0)
             return false;
     }
@@ -542,8 +545,10 @@ checkpoint(struct ns_spool *spool, const struct ns_job *job, uint64_t fence,
            uint32_t block, const int32_t *tokens, uint32_t n)
 {
     struct ns_store *store = ns_spool_store(spool);
-    struct ns_checkpoint points[1] = { { .job = job, .fence = fence,
-                                         .block = block, .tokens = tokens,
+    struct ns_checkpoint points[1] = { { .job = job,
+                                         .fence = fence,
+                                         .block = block,
+                                         .tokens = tokens,
                                          .n_tokens = n } };
     struct ns_error err;
 
@@ -612,8 +617,8 @@ committed_blocks_come_back_to_whom_they_fit(void **state)
     spool = open_ok(&options); /* another seed */
     store = ns_spool_store(spool);
     job = next_job(spool);
-    claimed = (struct ns_claim){ .job = job, .mode = NS_JOB_DIFFUSION,
-                                 .seed = 8 };
+    claimed =
+        (struct ns_claim){ .job = job, .mode = NS_JOB_DIFFUSION, .seed = 8 };
     assert_int_equal(store->ops->claim(store, &claimed, 1, &err), NS_OK);
     assert_int_equal(claimed.n_blocks, 0);
     finish(spool, job, claimed.fence, "x");
@@ -734,7 +739,8 @@ give_back(struct ns_spool *spool, const struct ns_job *job, uint64_t fence,
           int64_t delay_ms, bool own_fault)
 {
     struct ns_store *store = ns_spool_store(spool);
-    struct ns_give_back backs[1] = { { .job = job, .fence = fence,
+    struct ns_give_back backs[1] = { { .job = job,
+                                       .fence = fence,
                                        .delay_ms = delay_ms,
                                        .own_fault = own_fault,
                                        .code = "nan" } };
@@ -863,8 +869,7 @@ a_result_that_can_not_be_written_does_not_harm_its_neighbours(void **state)
     store = ns_spool_store(spool);
     for (int i = 0; i < 3; i++) {
         jobs[i] = next_job(spool);
-        ends[i] = (struct ns_finished){ .job = jobs[i],
-                                        .result = &results[i] };
+        ends[i] = (struct ns_finished){ .job = jobs[i], .result = &results[i] };
         ends[i].fence = claim(spool, jobs[i]).fence;
     }
     assert_int_equal(store->ops->finish(store, ends, 3, &err), NS_OK);
@@ -1367,6 +1372,48 @@ a_full_disk_stops_intake_and_passes(void **state)
     assert_complete("out/a.jsonl", 3);
 }
 
+/* Row 34, with the kernel's own refusal: files may not grow beyond a limit,
+ * and then they may. */
+static void
+a_real_limit_on_the_file_is_met_and_passes(void **state)
+{
+    struct ns_spool_options options = run_options();
+    struct ns_result result = answer("done");
+    struct rlimit limit, tight;
+    enum ns_store_outcome outcome;
+    struct ns_spool *spool;
+    struct ns_error err;
+    struct ns_job *job;
+    int failures = 0;
+
+    (void)state;
+    folder_empty(folder_fd);
+    write_jobs("in.jsonl", 10);
+    signal(SIGXFSZ, SIG_IGN);
+    ns_log_set_level(0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    tight = limit;
+    tight.rlim_cur = 3000; /* in the middle of a line */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    spool = open_ok(&options);
+    while ((job = next_job(spool)) != NULL) {
+        struct ns_claim claimed = claim(spool, job);
+
+        while (try_finish(spool, job, claimed.fence, &result, &outcome,
+                          &err) == NS_RETRY) {
+            assert_string_equal(err.code, "storage_full");
+            if (++failures == 3)
+                assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        }
+        ns_source_acknowledge(ns_spool_source(spool), job->position);
+        ns_job_destroy(job);
+    }
+    ns_spool_close(spool);
+    ns_log_set_level(NS_LOG_INFO);
+    assert_int_equal(failures, 3);
+    assert_complete("out.jsonl", 10);
+}
+
 /* Rows 33 and 38 in one: the daemon is gone at its n-th call, for every n; the
  * next one ends with each line exactly once, and with the file in its place. */
 static void
@@ -1389,8 +1436,8 @@ dying_at_any_call_leaves_each_line_once(void **state)
             for (int i = 0; i < 20; i++) {
                 struct ns_message message;
 
-                if (ns_source_poll(ns_spool_source(spool), 0, &message,
-                                   &err) != NS_OK)
+                if (ns_source_poll(ns_spool_source(spool), 0, &message, &err) !=
+                    NS_OK)
                     break;
                 if (message.kind == NS_MESSAGE_JOB) {
                     struct ns_job *job = parse(&message);
@@ -1675,6 +1722,7 @@ main(void)
         cmocka_unit_test(
             a_corrupt_lz4_file_is_answered_as_far_as_it_can_be_read),
         cmocka_unit_test(a_full_disk_stops_intake_and_passes),
+        cmocka_unit_test(a_real_limit_on_the_file_is_met_and_passes),
         cmocka_unit_test(dying_at_any_call_leaves_each_line_once),
         cmocka_unit_test(a_loop_of_kills_leaves_each_line_once),
         cmocka_unit_test(a_job_that_kills_its_process_is_given_up),

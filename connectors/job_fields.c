@@ -1,0 +1,948 @@
+/* The fields of a job: one handler each, listed in two tables. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/reader.h"
+#include "connectors/job_private.h"
+
+enum {
+    MAX_TOKENS = 262144, /* the longest context of the family */
+    CANVAS = 256,
+    CANVAS_LEAST = 64,
+    CANVAS_STEP = 16,
+};
+
+/* What thinking may cost by reasoning_effort. */
+static const struct {
+    const char *name;
+    uint32_t tokens;
+} efforts[] = {
+    { "none", 0 },      { "minimal", 512 }, { "low", 1024 },
+    { "medium", 4096 }, { "high", 16384 },
+};
+
+/* A field of an object: its name, and what takes its value. `path` is the
+ * field's full name. A null is an absent field: SDKs send it for that. */
+struct field {
+    const char *name;
+    enum ns_status (*take)(struct ns_parse *p, const json_t *value,
+                           const char *path);
+};
+
+/* ---- values ---------------------------------------------------------- */
+
+/* The value as an error quotes it: short, and safe in a log. */
+static const char *
+show(const json_t *value, char *out, size_t size)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        snprintf(out, size, "an object");
+        break;
+    case JSON_ARRAY:
+        snprintf(out, size, "an array");
+        break;
+    case JSON_STRING:
+        ns_log_escape(json_string_value(value), json_string_length(value), out,
+                      size);
+        break;
+    case JSON_INTEGER:
+        snprintf(out, size, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        break;
+    case JSON_REAL:
+        snprintf(out, size, "%.17g", json_real_value(value));
+        break;
+    case JSON_TRUE:
+        snprintf(out, size, "true");
+        break;
+    case JSON_FALSE:
+        snprintf(out, size, "false");
+        break;
+    case JSON_NULL:
+        snprintf(out, size, "null");
+        break;
+    }
+    return out;
+}
+
+enum ns_status
+ns_job_wrong_kind(struct ns_parse *p, const json_t *value, const char *path,
+                  const char *needed)
+{
+    char shown[NS_JOB_SHOWN];
+
+    return ns_refuse(p->err, "bad_param", path, "%s: %s, not %s", path,
+                     show(value, shown, sizeof(shown)), needed);
+}
+
+enum ns_status
+ns_job_unsupported(struct ns_parse *p, const char *path, const char *what)
+{
+    return ns_refuse(p->err, "unsupported", path, "%s: %s is not supported",
+                     path, what);
+}
+
+static enum ns_status
+take_integer(struct ns_parse *p, const json_t *value, const char *path,
+             int64_t least, int64_t most, int64_t *out)
+{
+    int64_t n = 0;
+
+    if (!json_is_integer(value))
+        return ns_job_wrong_kind(p, value, path, "a whole number");
+    n = json_integer_value(value);
+    if (n < least || n > most)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %" PRId64 " is outside %" PRId64 " to %" PRId64,
+                         path, n, least, most);
+    *out = n;
+    return NS_OK;
+}
+
+static enum ns_status
+take_u32(struct ns_parse *p, const json_t *value, const char *path,
+         uint32_t least, uint32_t most, uint32_t *out)
+{
+    enum ns_status status;
+    int64_t n = 0;
+
+    status = take_integer(p, value, path, least, most, &n);
+    if (status == NS_OK)
+        *out = (uint32_t)n;
+    return status;
+}
+
+/* `above`: the least value itself is excluded. */
+static enum ns_status
+take_number(struct ns_parse *p, const json_t *value, const char *path,
+            double least, bool above, double most, double *out)
+{
+    double x;
+
+    if (!json_is_number(value))
+        return ns_job_wrong_kind(p, value, path, "a number");
+    x = json_number_value(value);
+    if (!(above ? x > least : x >= least) || !(x <= most))
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %.17g is outside %s%g to %g", path, x,
+                         above ? "above " : "", least, most);
+    *out = x;
+    return NS_OK;
+}
+
+const char *
+ns_job_bad_name(const char *text, size_t length, size_t most)
+{
+    if (length == 0)
+        return "is empty";
+    if (length > most)
+        return "is too long";
+    for (size_t i = 0; i < length;) {
+        uint32_t c;
+        size_t n = ns_utf8_char(text + i, length - i, &c);
+
+        if (n == 0)
+            return "is not UTF-8";
+        if (c < 0x20 || (c >= 0x7f && c < 0xa0))
+            return "holds a control character";
+        i += n;
+    }
+    return NULL;
+}
+
+enum ns_status
+ns_job_take_name(struct ns_parse *p, const json_t *value, const char *path,
+                 const char **out)
+{
+    const char *why;
+
+    if (!json_is_string(value))
+        return ns_job_wrong_kind(p, value, path, "a text");
+    why = ns_job_bad_name(json_string_value(value), json_string_length(value),
+                          NS_JOB_BATCH_BYTES);
+    if (why)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %s (%zu bytes, at most %d)", path, why,
+                         json_string_length(value), NS_JOB_BATCH_BYTES);
+    *out = json_string_value(value);
+    return NS_OK;
+}
+
+/* ---- fields of the body ---------------------------------------------- */
+
+static enum ns_status
+take_model(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const struct ns_job_options *options = p->options;
+    char shown[NS_JOB_SHOWN];
+
+    if (!json_is_string(value))
+        return ns_job_wrong_kind(p, value, path, "a text");
+    p->job->model = json_string_value(value);
+    if (options->model_names) {
+        for (size_t i = 0; i < options->n_model_names; i++)
+            if (strcmp(p->job->model, options->model_names[i]) == 0)
+                return NS_OK;
+        return ns_refuse(p->err, "unknown_model", path,
+                         "%s: no model %s is served here", path,
+                         show(value, shown, sizeof(shown)));
+    }
+    if (options->model_warning &&
+        strcmp(p->job->model, options->model_warning) != 0)
+        ns_job_warn(p->job, "%s: %s ran instead", path, options->model_warning);
+    return NS_OK;
+}
+
+/* A part of a message's content. `*says` is raised when it holds any text. */
+static enum ns_status
+check_part(struct ns_parse *p, const json_t *part, const char *path, bool *says)
+{
+    const json_t *type, *text;
+    char at[64];
+
+    if (!json_is_object(part))
+        return ns_job_wrong_kind(p, part, path, "a content part");
+    type = json_object_get(part, "type");
+    snprintf(at, sizeof(at), "%s.type", path);
+    if (!json_is_string(type))
+        return ns_refuse(p->err, "bad_param", at, "%s: a text is needed", at);
+    if (strcmp(json_string_value(type), "text") == 0) {
+        text = json_object_get(part, "text");
+        snprintf(at, sizeof(at), "%s.text", path);
+        if (!json_is_string(text))
+            return ns_refuse(p->err, "bad_param", at, "%s: a text is needed",
+                             at);
+        *says |= json_string_length(text) > 0;
+        return NS_OK;
+    }
+    if (strcmp(json_string_value(type), "image_url") == 0)
+        return ns_job_unsupported(p, path, "an image");
+    if (strcmp(json_string_value(type), "document") == 0)
+        return ns_job_unsupported(p, path, "a document by reference");
+    if (strcmp(json_string_value(type), "input_audio") == 0)
+        return ns_job_unsupported(p, path, "audio");
+    if (strcmp(json_string_value(type), "file") == 0)
+        return ns_job_unsupported(p, path, "a file");
+    return ns_job_wrong_kind(p, type, at, "a kind of content part");
+}
+
+static enum ns_status
+check_message(struct ns_parse *p, const json_t *message, size_t index,
+              bool *says)
+{
+    static const char *const roles[] = { "system", "developer", "user",
+                                         "assistant", "tool" };
+    const json_t *role, *content, *calls;
+    enum ns_status status;
+    char at[64];
+
+    snprintf(at, sizeof(at), "body.messages[%zu]", index);
+    if (!json_is_object(message))
+        return ns_job_wrong_kind(p, message, at, "a message");
+
+    role = json_object_get(message, "role");
+    snprintf(at, sizeof(at), "body.messages[%zu].role", index);
+    if (!json_is_string(role))
+        return ns_refuse(p->err, "bad_param", at, "%s: a text is needed", at);
+    for (size_t i = 0;; i++) {
+        if (i == sizeof(roles) / sizeof(roles[0]))
+            return ns_job_wrong_kind(
+                p, role, at, "one of system, developer, user, assistant, tool");
+        if (strcmp(json_string_value(role), roles[i]) == 0)
+            break;
+    }
+
+    calls = json_object_get(message, "tool_calls");
+    *says |= json_array_size(calls) > 0;
+    content = json_object_get(message, "content");
+    snprintf(at, sizeof(at), "body.messages[%zu].content", index);
+    if (!content || json_is_null(content))
+        return NS_OK; /* an assistant's tool calls; else it says nothing */
+    if (json_is_string(content)) {
+        *says |= json_string_length(content) > 0;
+        return NS_OK;
+    }
+    if (!json_is_array(content))
+        return ns_job_wrong_kind(p, content, at, "a text or a list of parts");
+    for (size_t i = 0; i < json_array_size(content); i++) {
+        snprintf(at, sizeof(at), "body.messages[%zu].content[%zu]", index, i);
+        status = check_part(p, json_array_get(content, i), at, says);
+        if (status != NS_OK)
+            return status;
+    }
+    return NS_OK;
+}
+
+static enum ns_status
+take_messages(struct ns_parse *p, const json_t *value, const char *path)
+{
+    size_t n = json_array_size(value);
+    enum ns_status status;
+    bool says = false;
+
+    if (!json_is_array(value))
+        return ns_job_wrong_kind(p, value, path, "a list of messages");
+    if (n > NS_JOB_MESSAGES)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %zu messages, at most %d", path, n,
+                         NS_JOB_MESSAGES);
+    for (size_t i = 0; i < n; i++) {
+        status = check_message(p, json_array_get(value, i), i, &says);
+        if (status != NS_OK)
+            return status;
+    }
+    if (!says)
+        return ns_refuse(p->err, "empty_prompt", path,
+                         "%s: %zu messages, and none says anything", path, n);
+    p->job->messages = value;
+    return NS_OK;
+}
+
+/* max_tokens and max_completion_tokens are one thing under two names. */
+static enum ns_status
+take_max_tokens(struct ns_parse *p, const json_t *value, const char *path)
+{
+    uint32_t limit = p->options->max_tokens_limit;
+    enum ns_status status;
+    uint32_t n;
+
+    status = take_u32(p, value, path, 1, limit ? limit : MAX_TOKENS, &n);
+    if (status != NS_OK)
+        return status;
+    if (p->job->has_max_tokens && p->job->max_tokens != n)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: max_tokens and max_completion_tokens say %u and "
+                         "%u",
+                         path, p->job->max_tokens, n);
+    p->job->has_max_tokens = true;
+    p->job->max_tokens = n;
+    return NS_OK;
+}
+
+static enum ns_status
+take_temperature(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_temperature = true;
+    return take_number(p, value, path, 0, false, 2, &p->job->temperature);
+}
+
+static enum ns_status
+take_top_p(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_top_p = true;
+    return take_number(p, value, path, 0, true, 1, &p->job->top_p);
+}
+
+static enum ns_status
+take_seed(struct ns_parse *p, const json_t *value, const char *path)
+{
+    if (!json_is_integer(value))
+        return ns_job_wrong_kind(p, value, path, "a whole number");
+    p->job->has_seed = true;
+    p->job->seed = (uint64_t)json_integer_value(value);
+    return NS_OK;
+}
+
+static enum ns_status
+take_stop(struct ns_parse *p, const json_t *value, const char *path)
+{
+    size_t n = json_is_array(value) ? json_array_size(value) : 1;
+    const char **stop;
+
+    if (!json_is_array(value) && !json_is_string(value))
+        return ns_job_wrong_kind(p, value, path, "a text or a list of texts");
+    if (n > NS_JOB_STOPS)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %zu stop strings, at most %d", path, n,
+                         NS_JOB_STOPS);
+    stop = ns_arena_array(p->job->arena, n, sizeof(*stop));
+    if (!stop)
+        return ns_job_no_memory(p->err);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *one =
+            json_is_array(value) ? json_array_get(value, i) : value;
+        size_t length = json_string_length(one);
+
+        if (!json_is_string(one))
+            return ns_job_wrong_kind(p, one, path, "a text");
+        if (length == 0 || length > NS_JOB_STOP_BYTES)
+            return ns_refuse(p->err, "bad_param", path,
+                             "%s: a stop string of %zu bytes, 1 to %d allowed",
+                             path, length, NS_JOB_STOP_BYTES);
+        stop[i] = json_string_value(one);
+    }
+    p->job->stop = stop;
+    p->job->n_stop = n;
+    return NS_OK;
+}
+
+static bool
+is_tool_name(const char *name)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz"
+                            "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.");
+
+    return n > 0 && n <= 64 && name[n] == '\0';
+}
+
+static enum ns_status
+take_tools(struct ns_parse *p, const json_t *value, const char *path)
+{
+    size_t n = json_array_size(value);
+    char at[64];
+
+    if (!json_is_array(value))
+        return ns_job_wrong_kind(p, value, path, "a list of tools");
+    if (n > NS_JOB_TOOLS)
+        return ns_refuse(p->err, "bad_param", path, "%s: %zu tools, at most %d",
+                         path, n, NS_JOB_TOOLS);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *tool = json_array_get(value, i);
+        const json_t *type = json_object_get(tool, "type");
+        const json_t *function = json_object_get(tool, "function");
+        const json_t *name = json_object_get(function, "name");
+        const json_t *parameters = json_object_get(function, "parameters");
+
+        snprintf(at, sizeof(at), "body.tools[%zu]", i);
+        if (!json_is_object(tool))
+            return ns_job_wrong_kind(p, tool, at, "a tool");
+        snprintf(at, sizeof(at), "body.tools[%zu].type", i);
+        if (!json_is_string(type))
+            return ns_refuse(p->err, "bad_param", at, "%s: a text is needed",
+                             at);
+        if (strcmp(json_string_value(type), "function") != 0)
+            return ns_job_unsupported(p, at, "a tool other than a function");
+        snprintf(at, sizeof(at), "body.tools[%zu].function.name", i);
+        if (!json_is_string(name))
+            return ns_refuse(p->err, "bad_param", at, "%s: a text is needed",
+                             at);
+        if (!is_tool_name(json_string_value(name)))
+            return ns_job_wrong_kind(
+                p, name, at, "a name of 1 to 64 letters, digits, _ - .");
+        snprintf(at, sizeof(at), "body.tools[%zu].function.parameters", i);
+        if (parameters && !json_is_object(parameters) &&
+            !json_is_null(parameters))
+            return ns_job_wrong_kind(p, parameters, at, "a JSON schema");
+    }
+    p->job->tools = n ? value : NULL;
+    return NS_OK;
+}
+
+static enum ns_status
+take_tool_choice(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const char *word = json_string_value(value);
+
+    if (word && strcmp(word, "none") == 0) {
+        p->tools_off = true;
+        return NS_OK;
+    }
+    if (word && strcmp(word, "auto") == 0)
+        return NS_OK;
+    if (json_is_object(value) || (word && strcmp(word, "required") == 0))
+        return ns_job_unsupported(p, path, "forcing a tool call");
+    return ns_job_wrong_kind(p, value, path, "auto or none");
+}
+
+static enum ns_status
+take_response_format(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const json_t *type = json_object_get(value, "type");
+
+    if (!json_is_object(value) || !json_is_string(type))
+        return ns_job_wrong_kind(p, value, path, "an object with a type");
+    if (strcmp(json_string_value(type), "text") == 0)
+        return NS_OK;
+    return ns_job_unsupported(p, path, "an answer in a given form");
+}
+
+static enum ns_status
+take_effort(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const char *word = json_string_value(value);
+
+    for (size_t i = 0; word && i < sizeof(efforts) / sizeof(efforts[0]); i++)
+        if (strcmp(word, efforts[i].name) == 0) {
+            p->has_effort = true;
+            p->effort_tokens = efforts[i].tokens;
+            return NS_OK;
+        }
+    return ns_job_wrong_kind(p, value, path,
+                             "one of none, minimal, low, medium, high");
+}
+
+static enum ns_status
+take_metadata(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const char *key;
+    json_t *text;
+
+    if (!json_is_object(value))
+        return ns_job_wrong_kind(p, value, path, "an object of texts");
+    if (json_object_size(value) > 16)
+        return ns_refuse(p->err, "bad_param", path, "%s: %zu keys, at most 16",
+                         path, json_object_size(value));
+    json_object_foreach((json_t *)value, key, text)
+    {
+        if (!json_is_string(text) || strlen(key) > 64 ||
+            json_string_length(text) > 512)
+            return ns_refuse(p->err, "bad_param", path,
+                             "%s: keys of at most 64 bytes and texts of at "
+                             "most 512 are needed",
+                             path);
+    }
+    p->job->metadata = value;
+    return NS_OK;
+}
+
+static enum ns_status
+take_n(struct ns_parse *p, const json_t *value, const char *path)
+{
+    int64_t n = 0;
+
+    if (take_integer(p, value, path, 1, INT32_MAX, &n) != NS_OK)
+        return NS_REJECT;
+    return n == 1 ? NS_OK : ns_job_unsupported(p, path, "more than one choice");
+}
+
+/* logprobs, top_logprobs: off is fine. */
+static enum ns_status
+take_logprobs(struct ns_parse *p, const json_t *value, const char *path)
+{
+    if (json_is_false(value) ||
+        (json_is_integer(value) && json_integer_value(value) == 0))
+        return NS_OK;
+    return ns_job_unsupported(p, path, "reporting log probabilities");
+}
+
+static enum ns_status
+take_penalty(struct ns_parse *p, const json_t *value, const char *path)
+{
+    if (!json_is_number(value))
+        return ns_job_wrong_kind(p, value, path, "a number");
+    if (json_number_value(value) == 0)
+        return NS_OK;
+    return ns_job_unsupported(p, path, "a penalty");
+}
+
+static enum ns_status
+take_logit_bias(struct ns_parse *p, const json_t *value, const char *path)
+{
+    if (json_is_object(value) && json_object_size(value) == 0)
+        return NS_OK;
+    return ns_job_unsupported(p, path, "a bias on tokens");
+}
+
+static enum ns_status
+take_modalities(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const char *only = json_string_value(json_array_get(value, 0));
+
+    if (json_array_size(value) == 1 && only && strcmp(only, "text") == 0)
+        return NS_OK;
+    return ns_job_unsupported(p, path, "an answer other than text");
+}
+
+static enum ns_status
+take_audio(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)value;
+    return ns_job_unsupported(p, path, "audio");
+}
+
+static enum ns_status
+take_functions(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)value;
+    return ns_job_unsupported(p, path, "the old form of tools");
+}
+
+static enum ns_status
+take_ignored(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)value;
+    ns_job_warn(p->job, "%s: ignored", path);
+    return NS_OK;
+}
+
+static enum ns_status
+take_nightshift(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)p, (void)value, (void)path; /* find_nightshift took it */
+    return NS_OK;
+}
+
+static const struct field body_fields[] = {
+    { "model", take_model },
+    { "messages", take_messages },
+    { "max_tokens", take_max_tokens },
+    { "max_completion_tokens", take_max_tokens },
+    { "temperature", take_temperature },
+    { "top_p", take_top_p },
+    { "seed", take_seed },
+    { "stop", take_stop },
+    { "tools", take_tools },
+    { "tool_choice", take_tool_choice },
+    { "response_format", take_response_format },
+    { "reasoning_effort", take_effort },
+    { "metadata", take_metadata },
+    { "nightshift", take_nightshift },
+    { "n", take_n },
+    { "logprobs", take_logprobs },
+    { "top_logprobs", take_logprobs },
+    { "frequency_penalty", take_penalty },
+    { "presence_penalty", take_penalty },
+    { "logit_bias", take_logit_bias },
+    { "modalities", take_modalities },
+    { "audio", take_audio },
+    { "functions", take_functions },
+    { "function_call", take_functions },
+    { "user", take_ignored },
+    { "store", take_ignored },
+    { "service_tier", take_ignored },
+    { "stream", take_ignored },
+    { "stream_options", take_ignored },
+    { "parallel_tool_calls", take_ignored },
+    { NULL, NULL },
+};
+
+/* ---- fields of `nightshift` ------------------------------------------ */
+
+static enum ns_status
+take_mode(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const char *word = json_string_value(value);
+
+    if (word && ns_job_mode_from(word, &p->job->mode))
+        return NS_OK;
+    return ns_job_wrong_kind(p, value, path,
+                             "one of auto, diffusion, ar, hybrid");
+}
+
+static enum ns_status
+take_batch(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)p, (void)value, (void)path; /* taken before, with the id */
+    return NS_OK;
+}
+
+static enum ns_status
+take_tenant(struct ns_parse *p, const json_t *value, const char *path)
+{
+    return ns_job_take_name(p, value, path, &p->job->tenant);
+}
+
+static enum ns_status
+take_priority(struct ns_parse *p, const json_t *value, const char *path)
+{
+    enum ns_status status;
+    int64_t n = 0;
+
+    status = take_integer(p, value, path, -100, 100, &n);
+    if (status == NS_OK)
+        p->job->priority = (int32_t)n;
+    return status;
+}
+
+static bool
+take_digits(struct ns_reader *reader, int n, int least, int most, int *out)
+{
+    char digits[4];
+    int x = 0;
+
+    if (!ns_reader_take(reader, digits, (size_t)n))
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (digits[i] < '0' || digits[i] > '9')
+            return false;
+        x = x * 10 + (digits[i] - '0');
+    }
+    *out = x;
+    return x >= least && x <= most;
+}
+
+static bool
+take_one_of(struct ns_reader *reader, const char *set, char *out)
+{
+    if (ns_reader_left(reader) == 0 || *reader->at == '\0' ||
+        !strchr(set, *reader->at))
+        return false;
+    return ns_reader_take(reader, out, 1);
+}
+
+/* Days from 1970-01-01, for years 0 to 9999 of the civil calendar: the year is
+ * begun in March, so that the leap day comes last. */
+static int64_t
+days_from_civil(int year, int month, int day)
+{
+    int y = month <= 2 ? year - 1 : year;
+    int era = (y >= 0 ? y : y - 399) / 400;
+    int of_era = y - era * 400;
+    int of_year = (153 * (month > 2 ? month - 3 : month + 9) + 2) / 5 + day - 1;
+    int64_t days = (int64_t)of_era * 365 + of_era / 4 - of_era / 100 + of_year;
+
+    return (int64_t)era * 146097 + days - 719468;
+}
+
+/* RFC 3339: "2026-12-01T06:00:00.5+01:00" to Unix milliseconds. */
+static bool
+parse_time(const char *text, size_t length, int64_t *out_ms)
+{
+    static const int month_days[] = { 31, 28, 31, 30, 31, 30,
+                                      31, 31, 30, 31, 30, 31 };
+    struct ns_reader reader = ns_reader_over(text, length);
+    int year, month, day, hour, minute, second;
+    int zone_hour = 0, zone_minute = 0, most;
+    int64_t ms = 0, minutes;
+    char mark;
+
+    if (!take_digits(&reader, 4, 0, 9999, &year) ||
+        !take_one_of(&reader, "-", &mark) ||
+        !take_digits(&reader, 2, 1, 12, &month) ||
+        !take_one_of(&reader, "-", &mark) ||
+        !take_digits(&reader, 2, 1, 31, &day) ||
+        !take_one_of(&reader, "Tt ", &mark) ||
+        !take_digits(&reader, 2, 0, 23, &hour) ||
+        !take_one_of(&reader, ":", &mark) ||
+        !take_digits(&reader, 2, 0, 59, &minute) ||
+        !take_one_of(&reader, ":", &mark) ||
+        !take_digits(&reader, 2, 0, 60, &second))
+        return false;
+    most = month_days[month - 1];
+    if (month == 2 && year % 4 == 0 && (year % 100 != 0 || year % 400 == 0))
+        most++;
+    if (day > most)
+        return false;
+
+    if (take_one_of(&reader, ".", &mark)) {
+        int64_t unit = 100;
+        const unsigned char *first = reader.at;
+
+        for (; reader.at < reader.end && *reader.at >= '0' && *reader.at <= '9';
+             reader.at++) {
+            ms += (*reader.at - '0') * unit;
+            unit /= 10; /* digits behind the third weigh nothing */
+        }
+        if (reader.at == first)
+            return false;
+    }
+    if (!take_one_of(&reader, "Zz+-", &mark))
+        return false;
+    if (mark == '+' || mark == '-') {
+        char colon;
+
+        if (!take_digits(&reader, 2, 0, 23, &zone_hour) ||
+            !take_one_of(&reader, ":", &colon) ||
+            !take_digits(&reader, 2, 0, 59, &zone_minute))
+            return false;
+    }
+    if (ns_reader_left(&reader))
+        return false;
+
+    minutes = days_from_civil(year, month, day) * 1440 + hour * 60 + minute;
+    minutes -= (mark == '-' ? -1 : 1) * (zone_hour * 60 + zone_minute);
+    *out_ms = (minutes * 60 + second) * 1000 + ms;
+    return true;
+}
+
+static enum ns_status
+take_deadline(struct ns_parse *p, const json_t *value, const char *path)
+{
+    int64_t ms, most;
+
+    if (!json_is_string(value) ||
+        !parse_time(json_string_value(value), json_string_length(value), &ms))
+        return ns_job_wrong_kind(p, value, path,
+                                 "a time like 2026-12-01T06:00:00Z (RFC 3339)");
+    most = p->options->now_ms + (int64_t)NS_JOB_DEADLINE_DAYS * 86400000;
+    if (p->options->now_ms && ms > most) {
+        ns_job_warn(p->job, "%s: cut to %d days from now", path,
+                    NS_JOB_DEADLINE_DAYS);
+        ms = most;
+    }
+    p->job->has_deadline = true;
+    p->job->deadline_ms = ms;
+    return NS_OK;
+}
+
+static enum ns_status
+take_budget(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->has_budget = true;
+    return take_u32(p, value, path, 0, MAX_TOKENS, &p->job->thinking_budget);
+}
+
+static enum ns_status
+take_canvas(struct ns_parse *p, const json_t *value, const char *path)
+{
+    uint32_t most = p->options->canvas_length;
+    enum ns_status status;
+    uint32_t n;
+
+    if (!most)
+        most = CANVAS;
+    status = take_u32(p, value, path, CANVAS_LEAST < most ? CANVAS_LEAST : most,
+                      most, &n);
+    if (status != NS_OK)
+        return status;
+    if (n % CANVAS_STEP)
+        return ns_refuse(p->err, "bad_param", path,
+                         "%s: %u is not a multiple of %d", path, n,
+                         CANVAS_STEP);
+    p->job->canvas_length = n;
+    return NS_OK;
+}
+
+static enum ns_status
+take_t_min(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_t_min = true;
+    return take_number(p, value, path, 0, true, 10, &p->job->t_min);
+}
+
+static enum ns_status
+take_t_max(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_t_max = true;
+    return take_number(p, value, path, 0, true, 10, &p->job->t_max);
+}
+
+static enum ns_status
+take_entropy_bound(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_entropy_bound = true;
+    return take_number(p, value, path, 0, false, 1000, &p->job->entropy_bound);
+}
+
+static enum ns_status
+take_steps(struct ns_parse *p, const json_t *value, const char *path)
+{
+    return take_u32(p, value, path, 1, 1000, &p->job->max_denoising_steps);
+}
+
+static enum ns_status
+take_stability(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_stability_threshold = true;
+    return take_u32(p, value, path, 0, 1000, &p->job->stability_threshold);
+}
+
+static enum ns_status
+take_confidence(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_confidence_threshold = true;
+    return take_number(p, value, path, 0, false, 1000,
+                       &p->job->confidence_threshold);
+}
+
+/* A word, or an object {"type": word} with options of the task's own. Of
+ * those none is built: a long document is summarised in one pass. */
+static enum ns_status
+take_task(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const json_t *type = value;
+    const char *key, *word;
+    json_t *option;
+    char at[64];
+
+    if (json_is_object(value)) {
+        type = json_object_get(value, "type");
+        json_object_foreach((json_t *)value, key, option)
+        {
+            if (strcmp(key, "type") == 0)
+                continue;
+            snprintf(at, sizeof(at), "%s.%.32s", path, key);
+            return ns_job_unsupported(p, at, "an option of a task");
+        }
+    }
+    word = json_string_value(type);
+    if (word && strcmp(word, "code") == 0)
+        p->job->task = NS_JOB_TASK_CODE;
+    else if (word && strcmp(word, "summarize") == 0)
+        p->job->task = NS_JOB_TASK_SUMMARIZE;
+    else
+        return ns_job_wrong_kind(p, type ? type : value, path,
+                                 "one of code, summarize");
+    return NS_OK;
+}
+
+static enum ns_status
+take_unbuilt(struct ns_parse *p, const json_t *value, const char *path)
+{
+    (void)value;
+    return ns_job_unsupported(p, path, "the field");
+}
+
+static const struct field nightshift_fields[] = {
+    { "mode", take_mode },
+    { "batch", take_batch },
+    { "tenant", take_tenant },
+    { "priority", take_priority },
+    { "deadline", take_deadline },
+    { "thinking_budget", take_budget },
+    { "canvas_length", take_canvas },
+    { "t_min", take_t_min },
+    { "t_max", take_t_max },
+    { "entropy_bound", take_entropy_bound },
+    { "max_denoising_steps", take_steps },
+    { "stability_threshold", take_stability },
+    { "confidence_threshold", take_confidence },
+    { "task", take_task },
+    { "image_tokens", take_unbuilt },
+    { "draft", take_unbuilt },
+    { "validators", take_unbuilt },
+    { "retries", take_unbuilt },
+    { NULL, NULL },
+};
+
+/* Takes every field of `object`. A field that the table lacks is an error
+ * when `strict`, else a warning. */
+static enum ns_status
+take_fields(struct ns_parse *p, const json_t *object, const char *prefix,
+            const struct field *fields, bool strict)
+{
+    enum ns_status status;
+    const char *key;
+    json_t *value;
+    char path[64];
+
+    json_object_foreach((json_t *)object, key, value)
+    {
+        const struct field *field = fields;
+        char shown[NS_JOB_SHOWN];
+
+        while (field->name && strcmp(field->name, key) != 0)
+            field++;
+        if (!field->name) {
+            ns_log_escape(key, strlen(key), shown, sizeof(shown));
+            if (!strict) {
+                ns_job_warn(p->job, "%s%s: unknown, ignored", prefix, shown);
+                continue;
+            }
+            snprintf(path, sizeof(path), "%s%.40s", prefix, key);
+            return ns_refuse(p->err, "unknown_field", path,
+                             "%s%s: there is no such field", prefix, shown);
+        }
+        if (json_is_null(value))
+            continue;
+        snprintf(path, sizeof(path), "%s%s", prefix, field->name);
+        status = field->take(p, value, path);
+        if (status != NS_OK)
+            return status;
+    }
+    return NS_OK;
+}
+
+enum ns_status
+ns_job_take_body(struct ns_parse *p, const json_t *body)
+{
+    return take_fields(p, body, "body.", body_fields, false);
+}
+
+enum ns_status
+ns_job_take_ours(struct ns_parse *p, const json_t *nightshift)
+{
+    return take_fields(p, nightshift, "nightshift.", nightshift_fields, true);
+}
