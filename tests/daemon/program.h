@@ -105,6 +105,8 @@ spawn(const char *const *argv, const char *stdout_path,
 
     snprintf(path, sizeof(path), "%s/%s", build_folder(), argv[0]);
     fflush(NULL);
+    unlink(stdout_path); /* what an earlier one said is not ours */
+    unlink(stderr_path);
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
