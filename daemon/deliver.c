@@ -20,6 +20,9 @@ struct deliver {
     struct ns_store *store;
     struct ns_work *held; /* works whose claim is ours */
     size_t n_held;
+    struct ns_work *waiting; /* to be claimed, in that order */
+    size_t n_claims;         /* answered, up to a window's worth */
+    struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
     bool lost; /* the store is of no more use */
     uint64_t jitter;
@@ -55,6 +58,8 @@ let_go(struct deliver *deliver, struct ns_work *work)
         work->next_held->previous_held = work->previous_held;
     deliver->n_held--;
     work->held = false;
+    if (deliver->alone == work)
+        deliver->alone = NULL;
 }
 
 /* --- asking ------------------------------------------------------------ */
@@ -290,14 +295,52 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
     }
 }
 
+/* --- claims, one poisoned job among them perhaps ------------------------ */
+
+/* A job that takes the process down takes all claims down with it, and each of
+ * them counts one stall. So that only the guilty one ends for it:
+ *
+ *   - no more is claimed than the engine can soon take;
+ *   - a job with two stalls is claimed alone, and nothing beside it: what it
+ *     takes down next time is only itself;
+ *   - the first claims of a process, which may be those that the last one left
+ *     behind, are made one by one, so that the rule above can hold for each.
+ */
+
+static bool
+goes_before(const struct ns_job *a, const struct ns_job *b)
+{
+    int64_t a_by = a->has_deadline ? a->deadline_ms : INT64_MAX;
+    int64_t b_by = b->has_deadline ? b->deadline_ms : INT64_MAX;
+
+    if (a->priority != b->priority)
+        return a->priority > b->priority;
+    return a_by < b_by;
+}
+
+static void
+add_waiting(struct deliver *deliver, struct ns_work *work)
+{
+    struct ns_work **at = &deliver->waiting;
+
+    while (*at && !goes_before(work->job, (*at)->job))
+        at = &(*at)->next;
+    work->next = *at;
+    *at = work;
+}
+
 static void
 claimed(struct deliver *deliver, struct ns_work *work)
 {
     struct ns_pipeline *pipeline = deliver->pipeline;
 
+    if (deliver->n_claims < pipeline->options.window)
+        deliver->n_claims++;
     switch (work->claim.outcome) {
     case NS_CLAIM_RUN:
         hold(deliver, work);
+        if (work->claim.stalls >= NS_ALONE_FROM && !deliver->alone)
+            deliver->alone = work;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
         return;
     case NS_CLAIM_WAIT:
@@ -321,15 +364,9 @@ claimed(struct deliver *deliver, struct ns_work *work)
 static void
 claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
 {
-    struct ns_pipeline *pipeline = deliver->pipeline;
     struct ns_claim items[BATCH];
     bool answered;
 
-    if (ns_pipeline_stopping(pipeline)) { /* nothing is begun that would be given back at once */
-        for (size_t i = 0; i < n; i++)
-            ns_work_advance(pipeline, works[i], NS_ON_STOP);
-        return;
-    }
     for (size_t i = 0; i < n; i++) {
         items[i] = (struct ns_claim){ .job = works[i]->job,
                                       .mode = works[i]->claim.mode,
@@ -340,11 +377,35 @@ claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
     answered = ask(deliver, CLAIM, items, n);
     for (size_t i = 0; i < n; i++) {
         if (!answered) {
-            ns_work_advance(pipeline, works[i], NS_ON_LOST);
+            ns_work_advance(deliver->pipeline, works[i], NS_ON_LOST);
             continue;
         }
         works[i]->claim = items[i];
         claimed(deliver, works[i]);
+    }
+}
+
+static void
+claim_waiting(struct deliver *deliver)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    size_t most = pipeline->options.max_claims, n, batch;
+    struct ns_work *works[BATCH], *work;
+
+    while (ns_pipeline_stopping(pipeline) && (work = deliver->waiting)) {
+        /* Nothing is begun that would be given back at once. */
+        deliver->waiting = work->next;
+        ns_work_advance(pipeline, work, NS_ON_STOP);
+    }
+    while (deliver->waiting && !deliver->alone && deliver->n_held < most) {
+        batch = deliver->n_claims < pipeline->options.window ? 1 : BATCH;
+        if (batch > most - deliver->n_held)
+            batch = most - deliver->n_held;
+        for (n = 0; n < batch && (work = deliver->waiting) != NULL; n++) {
+            deliver->waiting = work->next;
+            works[n] = work;
+        }
+        claim(deliver, works, n);
     }
 }
 
@@ -379,7 +440,7 @@ heartbeat(struct deliver *deliver)
 static void
 handle(struct deliver *deliver)
 {
-    struct ns_work *works[BATCH];
+    struct ns_work *to_claim[BATCH];
     /* Sorted out before the first is advanced: behind that the errand of a
      * work says what its next holder is to do. */
     struct ns_work *finished[BATCH], *refused[BATCH], *given_back[BATCH];
@@ -388,12 +449,14 @@ handle(struct deliver *deliver)
     n_finished = works_for(deliver, NS_DO_FINISH, finished);
     n_refused = works_for(deliver, NS_DO_REFUSE, refused);
     n_given_back = works_for(deliver, NS_DO_GIVE_BACK, given_back);
-    n = works_for(deliver, NS_DO_CLAIM, works);
+    n = works_for(deliver, NS_DO_CLAIM, to_claim);
     checkpoint(deliver);
     finish(deliver, finished, n_finished);
     refuse(deliver, refused, n_refused);
     give_back(deliver, given_back, n_given_back);
-    claim(deliver, works, n);
+    for (size_t i = 0; i < n; i++)
+        add_waiting(deliver, to_claim[i]);
+    claim_waiting(deliver);
 }
 
 void *
@@ -427,6 +490,7 @@ ns_deliver_thread(void *data)
         if (ns_now_ms() >= deliver.heartbeat_at_ms) {
             heartbeat(&deliver);
             deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
+            claim_waiting(&deliver); /* a stop lets them go */
         }
     }
 }

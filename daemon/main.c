@@ -161,6 +161,7 @@ start(struct nightshiftd *d, struct ns_error *err)
                  .id_from_position = true },
         .model_name = d->model_name,
         .window = options->intake.window,
+        .max_claims = 2 * options->engine.max_sequences,
         .window_bytes = options->intake.window_bytes,
         .prepare_threads = options->daemon.prepare_threads,
         .tuning = ns_setup_tuning(options),

@@ -47,6 +47,7 @@ struct ns_pipeline_options {
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
     uint32_t window;           /* jobs in flight */
+    uint32_t max_claims;       /* of them begun: what the engine can soon take */
     uint64_t window_bytes;     /* of input in them */
     uint32_t prepare_threads;
     struct ns_pipeline_tuning tuning;

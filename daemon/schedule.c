@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "daemon/work.h"
 
-enum { ALONE_FROM = 2 /* stalls */, BLOCK_TOKENS = 1 << 20 };
+enum { BLOCK_TOKENS = 1 << 20 };
 
 struct schedule {
     struct ns_pipeline *pipeline;
@@ -397,14 +397,14 @@ submit(struct schedule *schedule, struct ns_work *work)
         return true;
     }
     if (schedule->alone ||
-        (work->claim.stalls >= ALONE_FROM && schedule->n_running > 0))
+        (work->claim.stalls >= NS_ALONE_FROM && schedule->n_running > 0))
         return false;
     work->request.id = schedule->next_id + 1;
     status = ns_engine_submit(schedule->engine, &work->request, &work->error);
     switch (status) {
     case NS_OK:
         schedule->next_id++;
-        schedule->alone = work->claim.stalls >= ALONE_FROM;
+        schedule->alone = work->claim.stalls >= NS_ALONE_FROM;
         work->submitted_ms = work->checkpoint_ms = ns_now_ms();
         work->next = schedule->running;
         schedule->running = work;

@@ -107,6 +107,7 @@ struct ns_pipeline {
 enum {
     NS_RETRY_CAP_MS = 300000,
     NS_STORE_LIMIT_MS = 60000, /* of one call, before it counts as stuck */
+    NS_ALONE_FROM = 2,         /* stalls */
 };
 
 int64_t ns_now_ms(void);      /* monotonic */

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -19,7 +21,8 @@
 enum { MAX_JOBS = 400, BLOCK = 16, MAX_RUNNING = 8 };
 
 /* What the engine does with a job, by its seed. */
-enum script { RUNS = 1, NEVER_FITS, TROUBLE_ONCE, BAD_CALL, BREAKS, SLOW };
+enum script { RUNS = 1, NEVER_FITS, TROUBLE_ONCE, BAD_CALL, BREAKS, SLOW,
+              KILLS };
 
 /* --- the engine -------------------------------------------------------- */
 
@@ -216,6 +219,8 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
             continue;
         if (engine->running[i].request.seed == BREAKS)
             return ns_fail(err, NS_FATAL, "the card fell off");
+        if (engine->running[i].request.seed == KILLS)
+            _exit(86); /* the process is gone, as by a wild pointer */
         if (engine->running[i].request.seed == SLOW)
             usleep(2000);
         report->n_rows++;
@@ -271,6 +276,9 @@ struct job_row { /* what the world knows of one job */
     int n_rows;
     char status[16], code[32], content[32];
     int n_claims, n_given_back, n_own_fault;
+    pid_t owner; /* 0: given back */
+    uint32_t stalls, blocks_seen;
+    bool held;
     uint64_t fence;
     uint32_t n_blocks, block_tokens[64];
     int32_t tokens[1024];
@@ -288,7 +296,7 @@ struct world {
     bool poll_fails_once;
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
-    int most_out;
+    int most_out, most_held, most_alone;
 };
 
 static enum ns_status
@@ -339,6 +347,22 @@ row_of(struct world *world, const struct ns_job *job)
     return &world->job[job->position.offset - 1];
 }
 
+/* Of jobs that must run alone nothing else may be held beside. */
+static void
+count_held(struct world *world)
+{
+    int n_held = 0, n_alone = 0;
+
+    for (int i = 0; i < world->n_jobs; i++) {
+        n_held += world->job[i].held;
+        n_alone += world->job[i].held && world->job[i].stalls >= 2;
+    }
+    if (n_held > world->most_held)
+        world->most_held = n_held;
+    if (n_alone > world->most_alone)
+        world->most_alone = n_alone;
+}
+
 static enum ns_status
 claim(struct ns_store *store, struct ns_claim *items, size_t n,
       struct ns_error *err)
@@ -372,7 +396,25 @@ claim(struct ns_store *store, struct ns_claim *items, size_t n,
             items[i].n_tokens = row->n_tokens;
             items[i].n_blocks = row->n_blocks;
             items[i].block_tokens = row->block_tokens;
-            items[i].stalls = strncmp(id, "poison", 6) == 0 ? 2 : 0;
+            if (strncmp(id, "poison", 6) == 0)
+                row->stalls = 2;
+            else if (row->owner == 0 || row->owner == getpid())
+                row->stalls = 0;
+            else
+                row->stalls = row->n_blocks > row->blocks_seen
+                                  ? 1
+                                  : row->stalls + 1;
+            row->owner = getpid();
+            row->blocks_seen = row->n_blocks;
+            items[i].stalls = row->stalls;
+            if (row->stalls > 3) {
+                row->n_rows = 1;
+                strcpy(row->status, "dead");
+                items[i].outcome = NS_CLAIM_FINAL;
+                continue;
+            }
+            row->held = true;
+            count_held(world);
         }
     }
     return NS_OK;
@@ -453,6 +495,7 @@ finish(struct ns_store *store, struct ns_finished *items, size_t n,
             continue;
         }
         row->n_rows++;
+        row->held = false;
         snprintf(row->status, sizeof(row->status), "%s",
                  ns_result_status_name(result->status));
         snprintf(row->code, sizeof(row->code), "%s",
@@ -499,6 +542,8 @@ retry(struct ns_store *store, struct ns_give_back *items, size_t n,
         items[i].outcome = row->fence == items[i].fence ? NS_STORE_DONE
                                                         : NS_STORE_FENCED;
         row->n_given_back++;
+        row->owner = 0;
+        row->held = false;
         row->n_own_fault += items[i].own_fault;
         row->fence = 0;
     }
@@ -522,21 +567,22 @@ static const struct ns_store_ops store_ops = {
 static struct world *
 make_world(void)
 {
-    struct world *world = calloc(1, sizeof(*world));
+    /* Shared with children that die: what the disk would keep. */
+    struct world *world =
+        mmap(NULL, sizeof(*world) + MAX_JOBS * sizeof(struct job_row),
+             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    assert_non_null(world);
+    assert_ptr_not_equal(world, MAP_FAILED);
     world->source.ops = &source_ops;
     world->store.ops = &store_ops;
-    world->job = calloc(MAX_JOBS, sizeof(*world->job));
-    assert_non_null(world->job);
+    world->job = (struct job_row *)(world + 1);
     return world;
 }
 
 static void
 destroy_world(struct world *world)
 {
-    free(world->job);
-    free(world);
+    munmap(world, sizeof(*world) + MAX_JOBS * sizeof(struct job_row));
 }
 
 static struct job_row *
@@ -565,6 +611,7 @@ start(struct world *world, struct ns_engine *engine, uint32_t window)
         .job = { .canvas_length = BLOCK },
         .model_name = "fake",
         .window = window,
+        .max_claims = 2 * MAX_RUNNING,
         .window_bytes = 1 << 20,
         .prepare_threads = 2,
         .tuning = { .default_max_tokens = 64, .poll_ms = 1, .retry_ms = 5,
@@ -870,8 +917,67 @@ a_job_that_took_the_process_down_before_runs_alone(void **state)
         add_job(world, "poison", SLOW, 48, "");
     run_all(world, engine);
     assert_int_equal(engine->most_running, 1);
+    assert_int_equal(world->most_held, 1);
     for (int i = 0; i < 6; i++)
         assert_string_equal(world->job[i].status, "ok");
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
+static void
+a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok(void **state)
+{
+    struct world *world = make_world();
+    int status, n_deaths = 0;
+
+    (void)state;
+    for (int i = 0; i < 60; i++)
+        add_job(world, "job", i == 7 || i == 31 ? KILLS : RUNS, 32, "");
+    for (;; n_deaths++) {
+        pid_t pid = fork();
+
+        assert_true(pid >= 0 && n_deaths < 30);
+        if (pid == 0) { /* a start of the daemon */
+            struct ns_engine *engine = make_engine();
+            struct ns_pipeline *pipeline = start(world, engine, 32);
+
+            turn_to_the_end(pipeline);
+            ns_pipeline_destroy(pipeline);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        if (WEXITSTATUS(status) == 0)
+            break;
+        assert_int_equal(WEXITSTATUS(status), 86);
+        world->next = 0; /* what was not acknowledged comes again */
+        for (int i = 0; i < 60; i++)
+            world->job[i].held = false;
+    }
+    assert_int_equal(n_deaths, 8); /* four each */
+    assert_int_equal(world->most_alone, 1);
+    for (int i = 0; i < 60; i++) {
+        assert_int_equal(world->job[i].n_rows, 1);
+        assert_string_equal(world->job[i].status,
+                            i == 7 || i == 31 ? "dead" : "ok");
+    }
+    destroy_world(world);
+}
+
+static void
+no_more_is_begun_than_the_engine_can_soon_take(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct ns_pipeline *pipeline;
+
+    (void)state;
+    for (int i = 0; i < 200; i++)
+        add_job(world, "job", RUNS, 64, "");
+    pipeline = start(world, engine, 128);
+    turn_to_the_end(pipeline);
+    ns_pipeline_destroy(pipeline);
+    assert_true(world->most_held > MAX_RUNNING);
+    assert_true(world->most_held <= 2 * MAX_RUNNING);
     destroy_world(world);
     destroy_engine(engine);
 }
@@ -896,6 +1002,9 @@ main(void)
         cmocka_unit_test(
             a_pipeline_that_is_dropped_in_the_middle_ends_in_order),
         cmocka_unit_test(a_job_that_took_the_process_down_before_runs_alone),
+        cmocka_unit_test(
+            a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok),
+        cmocka_unit_test(no_more_is_begun_than_the_engine_can_soon_take),
     };
 
     ns_log_set_level(NS_LOG_ERROR);
