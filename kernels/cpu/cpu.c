@@ -175,7 +175,7 @@ op_reserve(struct ns_backend *be, const struct ns_backend_sizes *sizes,
 {
     struct cpu *cpu = (struct cpu *)be;
     size_t thread_bytes = per_thread(sizes), shared = cpu_scratch_bytes(sizes);
-    void *scratch = NULL, *thread_scratch;
+    void *scratch = NULL, *thread_scratch = NULL;
     enum ns_status status;
 
     status = memory_take(cpu, shared, true, "scratch of the ops", &scratch,

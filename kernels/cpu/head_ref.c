@@ -170,7 +170,7 @@ carve(const struct ns_weight *table, unsigned char *scratch)
 
     row.soft = (double *)(void *)scratch;
     row.p = row.soft + table->k;
-    row.l = (float *)(row.p + row.n);
+    row.l = (float *)(void *)(row.p + row.n);
     row.order = (uint32_t *)(void *)(row.l + row.n);
     row.nucleus = (uint8_t *)(row.order + row.n);
     return row;

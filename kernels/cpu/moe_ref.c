@@ -117,7 +117,7 @@ experts_row(void *ctx, uint32_t i, uint32_t thread)
     double *sum = (double *)(void *)(job->cpu->thread_scratch +
                                      thread *
                                          job->cpu->thread_scratch_bytes);
-    float *middle = (float *)(sum + job->down->n);
+    float *middle = (float *)(void *)(sum + job->down->n);
     float *y = row_of(job->y, i);
 
     memset(sum, 0, job->down->n * sizeof(*sum));

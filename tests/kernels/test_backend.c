@@ -304,7 +304,8 @@ the_smallest_quota_on_the_way_up_counts_in_whole_processors(void **state)
     snprintf(path, sizeof(path), "%s/a", root);
     rmdir(path);
     assert_int_equal(rmdir(root), 0);
-    assert_in_range(machine_threads(), 1, (uint32_t)sysconf(_SC_NPROCESSORS_CONF));
+    assert_in_range(machine_threads(), 1,
+                    (uint32_t)sysconf(_SC_NPROCESSORS_CONF));
 }
 
 int
