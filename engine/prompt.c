@@ -622,7 +622,8 @@ ns_prompt_wants_empty_thought(const char *directory)
     n = text ? fread(text, 1, MAX_TEMPLATE, file) : 0;
     for (int i = 0; i < 2; i++)
         found = found ||
-                memmem(text, n, literals[i], strlen(literals[i])) != NULL;
+                (text &&
+                 memmem(text, n, literals[i], strlen(literals[i])) != NULL);
     free(text);
     fclose(file);
     return found;
