@@ -51,6 +51,16 @@ ns_job_warn(struct ns_job *job, const char *format, ...)
         list[job->n_warnings++] = copy;
 }
 
+/* A copy in the job's arena; NULL stays NULL. */
+static enum ns_status
+copy_text(struct ns_parse *p, const char *text, const char **out)
+{
+    if (!text)
+        return NS_OK;
+    *out = ns_arena_text(p->job->arena, text, strlen(text));
+    return *out ? NS_OK : ns_job_no_memory(p->err);
+}
+
 static void
 drop_json(void *json)
 {
@@ -66,6 +76,8 @@ parse_text(struct ns_parse *p, const struct ns_message *message, json_t **out)
     json_t *root;
     enum ns_status status;
 
+    if (message->length == 0 && message->cancels && p->job->id)
+        return ns_refuse(p->err, "cancel", NULL, "cancelled by a tombstone");
     if (message->length == 0)
         return ns_refuse(p->err, "tombstone", NULL, "the message is empty");
     if (!message->bytes || message->length > most)
@@ -136,6 +148,23 @@ id_from_position(struct ns_job *job)
     return ns_arena_text(job->arena, id, strlen(id));
 }
 
+/* Key or header name the job where the body does not, or can not: a message
+ * that is refused unread is then still known by its sender's id. */
+static enum ns_status
+take_outer_id(struct ns_parse *p, const struct ns_message *message)
+{
+    struct ns_job *job = p->job;
+    const char *id = message->id;
+    enum ns_status status;
+
+    if (!id || ns_job_bad_name(id, strlen(id), NS_JOB_ID_BYTES))
+        return NS_OK; /* then the body must have one */
+    status = copy_text(p, id, &job->custom_id);
+    if (!message->batch) /* else it is only a part of the id */
+        job->id = job->custom_id;
+    return status;
+}
+
 static enum ns_status
 take_custom_id(struct ns_parse *p, const json_t *root)
 {
@@ -154,6 +183,8 @@ take_custom_id(struct ns_parse *p, const json_t *root)
                              "custom_id: %s (%zu bytes, at most %d)", why,
                              json_string_length(id), NS_JOB_ID_BYTES);
         job->custom_id = json_string_value(id);
+    } else if (job->custom_id) {
+        /* by key or header */
     } else if (p->options->id_from_position) {
         job->custom_id = id_from_position(job);
         if (!job->custom_id)
@@ -169,17 +200,24 @@ take_custom_id(struct ns_parse *p, const json_t *root)
 
 /* The job's id: its batch, if it has one, and its custom_id. */
 static enum ns_status
-take_id(struct ns_parse *p)
+take_id(struct ns_parse *p, const struct ns_message *message)
 {
     const json_t *batch = json_object_get(p->nightshift, "batch");
     struct ns_job *job = p->job;
-    enum ns_status status;
+    enum ns_status status = NS_OK;
     size_t bytes;
     char *joined;
 
-    if (!batch || json_is_null(batch))
+    if (batch && !json_is_null(batch))
+        status = ns_job_take_name(p, batch, "nightshift.batch", &job->batch);
+    else if (!message->batch)
         return NS_OK;
-    status = ns_job_take_name(p, batch, "nightshift.batch", &job->batch);
+    else if (ns_job_bad_name(message->batch, strlen(message->batch),
+                             NS_JOB_BATCH_BYTES))
+        return ns_refuse(p->err, "bad_id", "nightshift-batch",
+                         "header nightshift-batch: not usable as a name");
+    else
+        status = copy_text(p, message->batch, &job->batch);
     if (status != NS_OK)
         return status;
     if (strchr(job->batch, '/')) {
@@ -306,13 +344,15 @@ parse(struct ns_parse *p, const struct ns_message *message)
     enum ns_status status;
     json_t *root = NULL;
 
-    status = parse_text(p, message, &root);
+    status = take_outer_id(p, message);
+    if (status == NS_OK)
+        status = parse_text(p, message, &root);
     if (status == NS_OK)
         status = take_custom_id(p, root);
     if (status == NS_OK)
         status = find_nightshift(p, root);
     if (status == NS_OK)
-        status = take_id(p);
+        status = take_id(p, message);
     if (status == NS_OK)
         status = take_line(p, root);
     if (status == NS_OK)
@@ -354,8 +394,13 @@ ns_job_parse(const struct ns_message *message,
         status = ns_job_no_memory(err);
         goto out;
     }
-
-    status = parse(&p, message);
+    status = copy_text(&p, message->headers, &p.job->headers);
+    if (status == NS_OK)
+        status = copy_text(&p, message->trace_parent, &p.job->trace_parent);
+    if (status == NS_OK)
+        status = copy_text(&p, message->trace_state, &p.job->trace_state);
+    if (status == NS_OK)
+        status = parse(&p, message);
     if (status != NS_OK && status != NS_REJECT)
         goto out;
     if (status == NS_REJECT)

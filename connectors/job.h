@@ -19,6 +19,7 @@
  *     unsupported  a field whose part is not built; `param` names it
  *     empty_prompt no message says anything
  *     tombstone    no bytes at all
+ *     cancel       no bytes at all, and that cancels the job of the key
  *
  * Owns:    its arena and all that hangs on it, the struct itself included, so
  *          ns_job_destroy is one call. Strings and JSON are borrowed from it.
@@ -83,6 +84,8 @@ struct ns_job {
     const char *batch;     /* NULL: none */
     const char *id;        /* "batch/custom_id", or custom_id; NULL as above */
     const char *tenant;    /* "default" */
+    const char *trace_parent, *trace_state; /* of the message; NULL: none */
+    const char *headers; /* of the message, a JSON object; NULL: none */
     const char *const *warnings; /* "body.user: ignored" */
     size_t n_warnings;
     struct ns_error refusal; /* status NS_OK, or NS_REJECT and why */

@@ -8,6 +8,7 @@
 #ifndef NS_CONNECTORS_MESSAGE_H
 #define NS_CONNECTORS_MESSAGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,15 @@ struct ns_message {
     const char *bytes;  /* NULL: too long to be kept, or a tombstone */
     uint64_t length;    /* true length, also when the bytes were not kept */
     unsigned char sha256[NS_SHA256_BYTES]; /* of all bytes, end of line out */
+
+    /* What Kafka carries beside the bytes; NULL everywhere else. Texts. */
+    const char *id;      /* custom_id for a body without one: from the key or a
+                          * header, where that is configured */
+    const char *batch;   /* likewise nightshift.batch: header nightshift-batch,
+                          * which `nightshift submit` sets */
+    const char *trace_parent, *trace_state; /* W3C trace context */
+    const char *headers; /* all of them, as a JSON object: for dead letters */
+    bool cancels;        /* a tombstone that cancels the job of its id */
 };
 
 #endif

@@ -15,6 +15,8 @@
 #ifndef NS_CONNECTORS_SOURCE_H
 #define NS_CONNECTORS_SOURCE_H
 
+#include <stdbool.h>
+
 #include "base/error.h"
 #include "connectors/message.h"
 
@@ -38,6 +40,16 @@ struct ns_source_ops {
     void (*acknowledge)(struct ns_source *source, struct ns_position position);
 
     void (*close)(struct ns_source *source);
+
+    /* NULL where there is nothing to do. What must go on while nothing is
+     * polled, because the window is full or the daemon drains: keeping the
+     * membership in a group, storing positions. Called at least once a second;
+     * hardly waits. Errors as poll's. */
+    enum ns_status (*tend)(struct ns_source *source, struct ns_error *err);
+
+    /* Whether the position is still this source's to acknowledge; NULL: always.
+     * A job that waits for its turn and is no longer ours can be dropped. */
+    bool (*owns)(const struct ns_source *source, struct ns_position position);
 };
 
 struct ns_source { /* the first member of each kind */
@@ -55,6 +67,18 @@ static inline void
 ns_source_acknowledge(struct ns_source *source, struct ns_position position)
 {
     source->ops->acknowledge(source, position);
+}
+
+static inline enum ns_status
+ns_source_tend(struct ns_source *source, struct ns_error *err)
+{
+    return source->ops->tend ? source->ops->tend(source, err) : NS_OK;
+}
+
+static inline bool
+ns_source_owns(const struct ns_source *source, struct ns_position position)
+{
+    return !source->ops->owns || source->ops->owns(source, position);
 }
 
 static inline void
