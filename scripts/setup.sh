@@ -41,6 +41,7 @@ libraries()
     need libxxhash-dev pkg-config --exists libxxhash
     need libsystemd-dev pkg-config --exists libsystemd
     need librdkafka-dev pkg-config --exists rdkafka
+    need libpq-dev pkg-config --exists libpq
     need libunistring-dev test -f /usr/include/unistr.h
 }
 
