@@ -1,7 +1,7 @@
 /* sampler.h - the rules of denoising: temperature, acceptance, stopping.
  *
  * Pure functions over one canvas's numbers. Source of every formula: the
- * model's reference loop (docs/MODEL.md sections 10 and 11).
+ * model's reference loop (docs/MODEL.md section 8).
  */
 #ifndef NS_ENGINE_SAMPLER_H
 #define NS_ENGINE_SAMPLER_H

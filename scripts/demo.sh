@@ -46,7 +46,7 @@ all=$(wc -l <examples/documents.jsonl)
 fit=$(wc -l <"$jobs")
 
 if [ -n "$trained" ]; then
-    for held_out in examples/demo-*.jsonl; do
+    for held_out in examples/demo-jobs*.jsonl; do
         name=${held_out#examples/}
         run "${name%.jsonl}" "$held_out"
     done
