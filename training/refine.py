@@ -40,7 +40,7 @@ def training_cases(cfg, work, tasks):
         out = []
         while len(out) < n:
             e = generate.MAKERS[tasks[len(out) % len(tasks)]](r)
-            if D.held_out(e["key"], share):
+            if D.is_combination(e["task"], e["key"]) and D.held_out(e["key"], share):
                 continue
             e["prompt_ids"] = tok.encode(D.render(e["prompt"])).ids
             e["answer_ids"] = tok.encode(e["answer"] + "<turn|>", add_special_tokens=False).ids
