@@ -6,7 +6,12 @@
 
 #include "base/log.h"
 
-enum { POLLS_PER_TURN = 256, POLL_BACKOFF_MS = 50, POLL_BACKOFF_CAP_MS = 5000 };
+enum {
+    POLLS_PER_TURN = 256,
+    POLL_BACKOFF_MS = 50,
+    POLL_BACKOFF_CAP_MS = 5000,
+    TEND_MS = 500,
+};
 
 /* The message is borrowed until the next poll, so the work keeps a copy. */
 static struct ns_work *
@@ -182,13 +187,35 @@ unpark(struct ns_pipeline *pipeline)
             continue;
         }
         *at = work->next;
-        ns_work_advance(pipeline, work, stopping ? NS_ON_STOP : NS_ON_DUE);
+        /* A message that another member of the group has now is its to run. */
+        ns_work_advance(pipeline, work,
+                        stopping || !ns_source_owns(pipeline->options.source,
+                                                    work->message.position)
+                            ? NS_ON_STOP
+                            : NS_ON_DUE);
     }
+}
+
+/* Also while nothing is taken in: the window is full, or we drain. */
+static void
+tend_source(struct ns_pipeline *pipeline)
+{
+    int64_t now_ms = ns_now_ms();
+    struct ns_error err = { 0 };
+    enum ns_status status;
+
+    if (now_ms < pipeline->tend_at_ms)
+        return;
+    pipeline->tend_at_ms = now_ms + TEND_MS;
+    status = ns_source_tend(pipeline->options.source, &err);
+    if (status != NS_OK)
+        poll_failed(pipeline, status, &err);
 }
 
 void
 ns_intake_turn(struct ns_pipeline *pipeline)
 {
+    tend_source(pipeline);
     take_back(pipeline);
     unpark(pipeline);
     if (!pipeline->ended && !ns_pipeline_stopping(pipeline) &&
@@ -200,7 +227,7 @@ ns_intake_turn(struct ns_pipeline *pipeline)
 int64_t
 ns_intake_wait_ms(struct ns_pipeline *pipeline)
 {
-    int64_t now_ms = ns_now_ms(), wait_ms = 1000;
+    int64_t now_ms = ns_now_ms(), wait_ms = TEND_MS;
 
     for (struct ns_work *work = pipeline->parked; work; work = work->next)
         if (work->due_ms - now_ms < wait_ms)

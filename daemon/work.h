@@ -93,6 +93,7 @@ struct ns_pipeline {
     uint64_t n_flying, bytes_flying;
     bool ended;          /* the source has no more */
     int64_t poll_at_ms;  /* not to be asked before */
+    int64_t tend_at_ms;
     uint32_t n_poll_failures;
     uint64_t jitter;
 

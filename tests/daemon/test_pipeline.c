@@ -296,7 +296,7 @@ struct world {
     bool poll_fails_once;
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
-    int most_out, most_held, most_alone;
+    int most_out, most_held, most_alone, n_tended;
 };
 
 static enum ns_status
@@ -380,7 +380,9 @@ claim(struct ns_store *store, struct ns_claim *items, size_t n,
         items[i].stored_seed = items[i].seed;
         if (row->n_rows > 0) {
             items[i].outcome = NS_CLAIM_FINAL;
-        } else if (strncmp(id, "wait", 4) == 0 && row->n_claims == 1) {
+        } else if ((strncmp(id, "wait", 4) == 0 ||
+                    strncmp(id, "revoked", 7) == 0) &&
+                   row->n_claims == 1) {
             items[i].outcome = NS_CLAIM_WAIT;
             items[i].wait_ms = 5;
         } else if (strncmp(id, "final", 5) == 0) {
@@ -557,11 +559,39 @@ heartbeat_ms(const struct ns_store *store)
     return 2;
 }
 
-static const struct ns_source_ops source_ops = { "test", poll_world,
-                                                 acknowledge, close_nothing };
+static enum ns_status
+tend(struct ns_source *source, struct ns_error *err)
+{
+    (void)err;
+    ((struct world *)source)->n_tended++;
+    return NS_OK;
+}
+
+static bool
+owns(const struct ns_source *source, struct ns_position position)
+{
+    const struct world *world = (const struct world *)source;
+
+    return strncmp(world->job[position.offset - 1].id, "revoked", 7) != 0;
+}
+
+static const struct ns_source_ops source_ops = {
+    .name = "test",
+    .poll = poll_world,
+    .acknowledge = acknowledge,
+    .close = close_nothing,
+    .tend = tend,
+    .owns = owns,
+};
 static const struct ns_store_ops store_ops = {
-    "test", claim,  heartbeat, checkpoint,  finish,
-    refuse, retry,  NULL,      heartbeat_ms,
+    .name = "test",
+    .claim = claim,
+    .heartbeat = heartbeat,
+    .checkpoint = checkpoint,
+    .finish = finish,
+    .refuse = refuse,
+    .retry = retry,
+    .heartbeat_ms = heartbeat_ms,
 };
 
 static struct world *
@@ -722,7 +752,7 @@ jobs_that_must_wait_are_fenced_or_in_trouble_end_all_the_same(void **state)
 {
     struct world *world = make_world();
     struct ns_engine *engine = make_engine();
-    struct job_row *waits, *final, *fenced, *trouble, *overtaken;
+    struct job_row *waits, *final, *fenced, *trouble, *overtaken, *revoked;
 
     (void)state;
     waits = add_job(world, "wait", RUNS, 40, "");
@@ -730,10 +760,15 @@ jobs_that_must_wait_are_fenced_or_in_trouble_end_all_the_same(void **state)
     fenced = add_job(world, "fenced", RUNS, 40, "");
     trouble = add_job(world, "trouble", TROUBLE_ONCE, 40, "");
     overtaken = add_job(world, "overtaken", SLOW, 1000, "");
+    revoked = add_job(world, "revoked", RUNS, 40, "");
     engine->trouble_left = 1;
     world->finish_retries = 2;
     run_all(world, engine);
-    for (int i = 0; i < world->n_jobs; i++) {
+    assert_true(world->n_tended > 0);
+    /* Someone else's by now: neither run nor acknowledged. */
+    assert_int_equal(revoked->n_claims, 1);
+    assert_int_equal(revoked->n_rows + revoked->n_acknowledged, 0);
+    for (int i = 0; i < world->n_jobs - 1; i++) {
         assert_int_equal(world->job[i].n_rows, 1);
         assert_int_equal(world->job[i].n_acknowledged, 1);
     }
