@@ -6,7 +6,9 @@
  *           tile. K is turned so that keys are lanes (scores are chains over
  *           d), V is read where it lies (sums are chains over keys). The
  *           softmax is online: a tile that raises a row's maximum scales what
- *           the row has, which is kept in `out` itself.
+ *           the row has. Queries and sums are kept side by side meanwhile: the
+ *           engine's rows lie so far apart that they would share a few sets of
+ *           the caches.
  * Bits:     tiles are NS_PAGE positions aligned to absolute positions, then
  *           NS_PAGE own rows counted from the canvas's start. What a row may
  *           not see has weight exactly 0 and moves neither maximum nor sums,
@@ -30,16 +32,11 @@ struct attention_job {
     const uint32_t *first_task; /* [n_segments + 1] */
 };
 
-/* Rows of one block: `n_strips` runs of `n_rows` queries, `stride` apart. Many
- * rows: a strip a head. One row: its heads are the rows of one strip. */
+/* What a task works on. Pair head * n_rows + i is query head `head` of the kv
+ * head and row row0 + i. */
 struct block {
     const struct ns_segment *segment;
-    uint32_t kv_head, row0, n_rows; /* rows of the pass */
-    uint32_t n_strips, strip_rows;
-    size_t q_strip, q_stride;     /* floats between strips, between rows */
-    size_t out_strip, out_stride;
-    const float *q;
-    float *out;
+    uint32_t kv_head, row0, n_rows, n_pairs;
     struct attention_thread s;
 };
 
@@ -49,6 +46,7 @@ struct key_tile {
     size_t k_stride, v_stride;
     bool compact;
     uint32_t first, end; /* the tile's keys that any row of the block sees */
+    const float *next_k, *next_v; /* of the next page, to fetch; or NULL */
 };
 
 /* 16 keys of n <= 16 dims into [n][PANEL], each dim times its own factor. */
@@ -154,15 +152,13 @@ turn_keys(const struct attention_job *job, const struct key_tile *tile,
 /* One row of scores to weights. first..end - 1 is what the row sees. */
 static void
 softmax_row(float *s, uint32_t first, uint32_t end, float *most, float *total,
-            float *out, uint32_t d, bool fresh)
+            float *out, uint32_t d)
 {
     vf score[NS_PAGE / LANES], high = vf_set(-INFINITY), sum;
     float highest;
 
     if (first >= end) {
         memset(s, 0, NS_PAGE * sizeof(*s));
-        if (fresh)
-            memset(out, 0, d * sizeof(*out));
         return;
     }
     for (uint32_t i = 0; i < NS_PAGE / LANES; i++) {
@@ -173,8 +169,7 @@ softmax_row(float *s, uint32_t first, uint32_t end, float *most, float *total,
         high = vf_max(score[i], high);
     }
     highest = vf_highest(high);
-    if (fresh) {
-        memset(out, 0, d * sizeof(*out));
+    if (*total == 0.0f) { /* the first tile that it sees */
         *most = highest;
     } else if (highest > *most) {
         float lanes[LANES];
@@ -205,7 +200,7 @@ attend_tile(const struct attention_job *job, struct block *b,
 {
     uint32_t d = job->args->kv.head_dim;
     const float *v = tile->v + tile->first * tile->v_stride;
-    size_t v_stride = tile->v_stride;
+    size_t v_stride = tile->v_stride, ld = attention_ld(d);
     uint32_t n_keys = tile->end - tile->first;
 
     turn_keys(job, tile, b->s.k);
@@ -217,45 +212,41 @@ attend_tile(const struct attention_job *job, struct block *b,
         v = b->s.v;
     }
 
-    for (uint32_t strip = 0; strip < b->n_strips; strip++) {
-        float *s = b->s.score;
-        float *out = b->out + strip * b->out_strip;
+    for (uint32_t half = 0; half < NS_PAGE / PANEL; half++)
+        GEMM_F32(&(struct strip){
+            .c = b->s.score + half * PANEL,
+            .ldc = NS_PAGE,
+            .a = b->s.q,
+            .lda = ld,
+            .n_rows = b->n_pairs,
+            .b = b->s.k + half * (size_t)d * PANEL,
+            .ldb = PANEL,
+            .k = d,
+            .n_cols = PANEL,
+            .ahead = tile->next_k ? tile->next_k + half * (size_t)d * PANEL
+                                  : NULL,
+        });
+    for (uint32_t pair = 0; pair < b->n_pairs; pair++) {
+        const struct span *seen = &span[pair % b->n_rows];
 
-        for (uint32_t half = 0; half < NS_PAGE / PANEL; half++)
-            GEMM_F32(&(struct strip){
-                .c = s + half * PANEL,
-                .ldc = NS_PAGE,
-                .a = b->q + strip * b->q_strip,
-                .lda = b->q_stride,
-                .n_rows = b->strip_rows,
-                .b = b->s.k + half * (size_t)d * PANEL,
-                .ldb = PANEL,
-                .k = d,
-                .n_cols = PANEL,
-            });
-        for (uint32_t i = 0; i < b->strip_rows; i++) {
-            uint32_t pair = strip * b->strip_rows + i;
-            const struct span *seen = &span[b->n_rows == 1 ? 0 : i];
-
-            softmax_row(s + i * NS_PAGE, seen->first, seen->end,
-                        &b->s.most[pair], &b->s.total[pair],
-                        out + i * b->out_stride, d,
-                        b->s.total[pair] == 0.0f);
-        }
-        for (uint32_t col = 0; col < d; col += PANEL)
-            GEMM_F32(&(struct strip){
-                .c = out + col,
-                .ldc = b->out_stride,
-                .a = s + tile->first,
-                .lda = NS_PAGE,
-                .n_rows = b->strip_rows,
-                .b = v + col,
-                .ldb = v_stride,
-                .k = n_keys,
-                .n_cols = d - col < PANEL ? d - col : PANEL,
-                .more = true,
-            });
+        softmax_row(b->s.score + pair * NS_PAGE, seen->first, seen->end,
+                    &b->s.most[pair], &b->s.total[pair], b->s.sum + pair * ld,
+                    d);
     }
+    for (uint32_t col = 0; col < d; col += PANEL)
+        GEMM_F32(&(struct strip){
+            .c = b->s.sum + col,
+            .ldc = ld,
+            .a = b->s.score + tile->first,
+            .lda = NS_PAGE,
+            .n_rows = b->n_pairs,
+            .b = v + col,
+            .ldb = v_stride,
+            .k = n_keys,
+            .n_cols = d - col < PANEL ? d - col : PANEL,
+            .more = true,
+            .ahead = tile->next_v ? tile->next_v + (size_t)col * n_keys : NULL,
+        });
 }
 
 /* The cached positions lo..hi - 1 of the block's rows. */
@@ -289,6 +280,13 @@ attend_pages(const struct attention_job *job, struct block *b)
             .first = NS_PAGE,
         };
 
+        if (at + NS_PAGE < highest) {
+            page = kv_page(job->pass, kv, args->pages, b->segment->slot,
+                           at + NS_PAGE);
+            if (!kv->compact)
+                tile.next_k = kv_k(kv, page, b->kv_head, 0);
+            tile.next_v = kv_v(kv, page, b->kv_head, 0);
+        }
         for (uint32_t i = 0; i < b->n_rows; i++) {
             uint32_t lo = (uint32_t)args->lo[b->row0 + i];
             uint32_t hi = (uint32_t)job->pass->hi[b->row0 + i];
@@ -338,7 +336,8 @@ attention_task(void *ctx, uint32_t task, uint32_t thread)
 {
     const struct attention_job *job = ctx;
     const struct ns_attention *args = job->args;
-    uint32_t segment = 0, d = args->kv.head_dim, left;
+    uint32_t segment = 0, d = args->kv.head_dim, left, first_head;
+    size_t ld = attention_ld(d);
     struct block b = { 0 };
 
     while (job->first_task[segment + 1] <= task)
@@ -350,39 +349,40 @@ attention_task(void *ctx, uint32_t task, uint32_t thread)
     left = b.segment->n_rows - task;
     b.row0 = b.segment->row0 + task;
     b.n_rows = left < job->block_rows ? left : job->block_rows;
-    b.n_strips = b.n_rows == 1 ? 1 : job->n_group;
-    b.strip_rows = b.n_rows == 1 ? job->n_group : b.n_rows;
-    b.q_strip = b.out_strip = d;
-    b.q_stride = b.n_rows == 1 ? d : args->q.stride;
-    b.out_stride = b.n_rows == 1 ? d : args->out.stride;
-    b.q = args->q.data + b.row0 * args->q.stride +
-          (size_t)b.kv_head * job->n_group * d;
-    b.out = args->out.data + b.row0 * args->out.stride +
-            (size_t)b.kv_head * job->n_group * d;
+    b.n_pairs = b.n_rows * job->n_group;
+    first_head = b.kv_head * job->n_group;
     attention_thread_carve(&b.s, scratch_of_thread(job->cpu, thread), d,
                            args->n_heads);
-    memset(b.s.total, 0, b.n_rows * job->n_group * sizeof(*b.s.total));
+
+    memset(b.s.total, 0, b.n_pairs * sizeof(*b.s.total));
+    memset(b.s.sum, 0, b.n_pairs * ld * sizeof(*b.s.sum));
+    for (uint32_t pair = 0; pair < b.n_pairs; pair++)
+        memcpy(b.s.q + pair * ld,
+               args->q.data + (b.row0 + pair % b.n_rows) * args->q.stride +
+                   (first_head + pair / b.n_rows) * (size_t)d,
+               d * sizeof(float));
 
     attend_pages(job, &b);
     if (b.segment->kind == NS_SEGMENT_CANVAS)
         attend_own(job, &b);
 
-    for (uint32_t strip = 0; strip < b.n_strips; strip++)
-        for (uint32_t i = 0; i < b.strip_rows; i++) {
-            float *out = b.out + strip * b.out_strip + i * b.out_stride;
-            float total = b.s.total[strip * b.strip_rows + i];
+    for (uint32_t pair = 0; pair < b.n_pairs; pair++) {
+        const float *sum = b.s.sum + pair * ld;
+        float *out = args->out.data +
+                     (b.row0 + pair % b.n_rows) * args->out.stride +
+                     (first_head + pair / b.n_rows) * (size_t)d;
+        vf total = vf_set(b.s.total[pair]);
 
-            if (total == 0.0f) { /* sees nothing */
-                memset(out, 0, d * sizeof(*out));
-                continue;
-            }
-            for (uint32_t j = 0; j < d; j += LANES) {
-                uint32_t n = lanes_left(d, j);
-
-                vf_store_some(out + j, vf_div(vf_load_some(out + j, n),
-                                              vf_set(total)), n);
-            }
+        if (b.s.total[pair] == 0.0f) { /* sees nothing */
+            memset(out, 0, d * sizeof(*out));
+            continue;
         }
+        for (uint32_t j = 0; j < d; j += LANES) {
+            uint32_t n = lanes_left(d, j);
+
+            vf_store_some(out + j, vf_div(vf_load(sum + j), total), n);
+        }
+    }
 }
 
 void

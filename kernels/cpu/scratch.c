@@ -141,6 +141,8 @@ attention_thread_carve(struct attention_thread *s, unsigned char *base,
 
     s->k = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
     s->v = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
+    s->q = carve(base, &used, rows, attention_ld(head_dim) * sizeof(float));
+    s->sum = carve(base, &used, rows, attention_ld(head_dim) * sizeof(float));
     s->score = carve(base, &used, rows, NS_PAGE * sizeof(float));
     s->most = carve(base, &used, rows, sizeof(float));
     s->total = carve(base, &used, rows, sizeof(float));

@@ -117,10 +117,18 @@ struct span {
 struct attention_thread {
     float *k;     /* [2][d][32]: a tile of K, keys side by side */
     float *v;     /* [NS_PAGE][d], padded; only where d has no whole panels */
-    float *score; /* [rows][NS_PAGE] of one strip, then weights */
-    float *most, *total; /* [rows] of every (row, head); total 0: fresh */
+    float *q, *sum; /* [pairs][attention_ld(d)]: queries, and sums of V */
+    float *score;   /* [pairs][NS_PAGE], then weights */
+    float *most, *total; /* [pairs]; total 0: has seen nothing yet */
     size_t bytes;
 };
+
+/* Rows an odd number of cache lines apart. */
+static inline uint32_t
+attention_ld(uint32_t head_dim)
+{
+    return ((head_dim + 31) & ~31u) + 16;
+}
 
 void attention_thread_carve(struct attention_thread *scratch,
                             unsigned char *base, uint32_t head_dim,
