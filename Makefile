@@ -74,6 +74,8 @@ $B/%.o: %.c $B/flags
 	$Qmkdir -p $(@D)
 	$Q$(CC) $(ALL_CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
+$B/connectors/postgres_schema.o: connectors/schema.sql
+
 # Rebuild everything when the flags change, and only then.
 $B/flags: FORCE
 	@mkdir -p $B; echo '$(CC) $(ALL_CFLAGS)' | cmp -s - $@ || echo '$(CC) $(ALL_CFLAGS)' > $@

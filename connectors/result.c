@@ -109,6 +109,31 @@ ns_result_text(struct ns_buf *out, const char *text, size_t length)
     return replaced;
 }
 
+uint32_t
+ns_result_plain(struct ns_buf *out, const char *text, size_t length)
+{
+    uint32_t replaced = 0;
+    size_t at = 0, clean = 0;
+
+    while (at < length) {
+        const char *nul;
+        size_t n = ns_utf8_span(text + at, length - at);
+
+        nul = memchr(text + at, '\0', n);
+        at = nul ? (size_t)(nul - text) : at + n;
+        if (at == length)
+            break;
+        ns_buf_add(out, text + clean, at - clean);
+        ns_buf_text(out, "\xef\xbf\xbd");
+        replaced++;
+        at += nul ? 1 : ill_formed((const unsigned char *)text + at,
+                                   length - at);
+        clean = at;
+    }
+    ns_buf_add(out, text + clean, at - clean);
+    return replaced;
+}
+
 static uint32_t
 put_string(struct ns_buf *out, const char *text, size_t length)
 {

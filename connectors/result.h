@@ -81,5 +81,7 @@ const char *ns_result_status_name(enum ns_result_status status); /* "ok" */
 /* Appends `text` as the inside of a JSON string: escaped, each NUL and each
  * maximal ill-formed sequence as U+FFFD. Returns how many of those. */
 uint32_t ns_result_text(struct ns_buf *out, const char *text, size_t length);
+/* The same without the escapes: text that any reader of UTF-8 can take. */
+uint32_t ns_result_plain(struct ns_buf *out, const char *text, size_t length);
 
 #endif

@@ -104,6 +104,9 @@ struct ns_finished { /* engine.h has an ns_finish: why an answer ended */
 struct ns_refusal {           /* a dead letter: needs no claim */
     const struct ns_job *job; /* in: as far as it could be read */
     struct ns_error error;
+    const char *payload; /* the message's bytes, to be looked at later; NULL:
+                          * not kept, or the store has the input itself */
+    size_t payload_length;
     enum ns_store_outcome outcome; /* out */
 };
 

