@@ -21,10 +21,11 @@ static const char usage[] =
     "\n"
     "Prints a results file for reading, in the order of its jobs.\n"
     "\n"
-    "  -j, --jobs FILE   the job file: titles and reference answers come from\n"
-    "                    metadata.title and metadata.reference of a job\n"
-    "  -w, --width N     of the text; default: the terminal's, at most 80\n"
-    "      --thoughts    print thoughts as well\n";
+    "  -j, --jobs FILE     the job file: titles and reference answers come from\n"
+    "                      metadata.title and metadata.reference of a job\n"
+    "  -a, --answers FILE  lines with custom_id and answer: reference answers\n"
+    "  -w, --width N       of the text; default: the terminal's, at most 80\n"
+    "      --thoughts      print thoughts as well\n";
 
 struct entry {
     uint64_t line; /* of the job */
@@ -38,7 +39,7 @@ struct entries {
 };
 
 struct show {
-    const char *results, *jobs;
+    const char *results, *jobs, *answers;
     int width;
     bool thoughts;
 };
@@ -87,6 +88,14 @@ keep_metadata(json_t *root, uint64_t *line)
     (void)line; /* is the number of the line itself */
     return json_incref(
         json_object_get(json_object_get(root, "body"), "metadata"));
+}
+
+static json_t *
+keep_answer(json_t *root, uint64_t *line)
+{
+    (void)line; /* they go by custom_id */
+    return json_is_string(json_object_get(root, "answer")) ? json_incref(root)
+                                                           : NULL;
 }
 
 static enum ns_status
@@ -342,13 +351,27 @@ metadata_of(const struct entries *jobs, const struct entry *result)
         "metadata");
 }
 
+static const json_t *
+reference_of(const struct entries *answers, const char *id,
+             const json_t *metadata)
+{
+    for (size_t i = 0; id && i < answers->n; i++) {
+        const json_t *answer = answers->entry[i].value;
+        const char *whose = text_of(answer, "custom_id");
+
+        if (whose && strcmp(whose, id) == 0)
+            return json_object_get(answer, "answer");
+    }
+    return json_object_get(metadata, "reference");
+}
+
 static void
 put_result(const struct show *show, const struct entry *entry,
-           const json_t *metadata)
+           const json_t *metadata, const struct entries *answers)
 {
     const char *id = text_of(entry->value, "custom_id");
     const char *title = text_of(metadata, "title");
-    const json_t *reference = json_object_get(metadata, "reference");
+    const json_t *reference = reference_of(answers, id, metadata);
 
     for (int i = 0; i < show->width; i++)
         fputs("-", stdout);
@@ -375,21 +398,24 @@ put_result(const struct show *show, const struct entry *entry,
 static enum ns_status
 show_results(const struct show *show, struct ns_error *err)
 {
-    struct entries results = { 0 }, jobs = { 0 };
+    struct entries results = { 0 }, jobs = { 0 }, answers = { 0 };
     enum ns_status status;
 
     status = read_file(show->results, keep_result, &results, err);
     if (status == NS_OK)
         status = read_file(show->jobs, keep_metadata, &jobs, err);
+    if (status == NS_OK)
+        status = read_file(show->answers, keep_answer, &answers, err);
     if (status == NS_OK) {
         if (results.n > 0)
             qsort(results.entry, results.n, sizeof(struct entry), by_line);
         for (size_t i = 0; i < results.n; i++)
             put_result(show, &results.entry[i],
-                       metadata_of(&jobs, &results.entry[i]));
+                       metadata_of(&jobs, &results.entry[i]), &answers);
     }
     entries_fini(&results);
     entries_fini(&jobs);
+    entries_fini(&answers);
     return status;
 }
 
@@ -411,6 +437,7 @@ ns_command_show(int argc, char **argv)
 {
     static const struct option long_options[] = {
         { "jobs", required_argument, NULL, 'j' },
+        { "answers", required_argument, NULL, 'a' },
         { "width", required_argument, NULL, 'w' },
         { "thoughts", no_argument, NULL, THOUGHTS },
         { "help", no_argument, NULL, 'h' },
@@ -420,10 +447,13 @@ ns_command_show(int argc, char **argv)
     struct ns_error err = { 0 };
     int c;
 
-    while ((c = getopt_long(argc, argv, "j:w:h", long_options, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "j:a:w:h", long_options, NULL)) != -1) {
         switch (c) {
         case 'j':
             show.jobs = optarg;
+            break;
+        case 'a':
+            show.answers = optarg;
             break;
         case 'w':
             show.width = atoi(optarg);

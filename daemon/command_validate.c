@@ -91,7 +91,9 @@ complain(struct validate *v, uint64_t line, const struct ns_job *job,
          const struct ns_error *err)
 {
     /* Most sentences begin with the field already. */
-    bool named = strncmp(err->text, err->param, strlen(err->param)) == 0;
+    bool named = err->param[0] == '\0' ||
+                 strncmp(err->text, err->param, strcspn(err->param, ".")) ==
+                     0;
 
     v->n_bad++;
     printf("%s:%" PRIu64 ": %s: %s%s%s%s%s%s\n", v->input, line,

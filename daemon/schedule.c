@@ -220,6 +220,10 @@ keep_cost(struct schedule *schedule, struct ns_work *work,
     result->queued_ms = work->submitted_ms - work->received_ms;
     result->run_ms = now_ms - work->submitted_ms;
     result->resumed_across = work->claim.resumed_across;
+    /* The block that ends an answer need not have been told of before. */
+    if (work->request.mode != NS_MODE_AR && usage->blocks > work->n_blocks)
+        atomic_fetch_add(&pipeline->counts.canvas_blocks,
+                         usage->blocks - work->n_blocks);
     atomic_fetch_add(&pipeline->counts.job_tokens, usage->new_tokens);
     atomic_fetch_add(&pipeline->counts.job_passes, usage->passes);
 }
@@ -305,6 +309,7 @@ block(struct schedule *schedule, struct ns_work *work,
 
     if (work->request.mode != NS_MODE_AR)
         atomic_fetch_add(&pipeline->counts.canvas_blocks, 1);
+    work->n_blocks++;
     ns_work_advance(pipeline, work, NS_ON_BLOCK);
     if (!work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
         /* The job goes on without: the row of blocks must have no hole. */
@@ -406,6 +411,7 @@ submit(struct schedule *schedule, struct ns_work *work)
         schedule->next_id++;
         schedule->alone = work->claim.stalls >= NS_ALONE_FROM;
         work->submitted_ms = work->checkpoint_ms = ns_now_ms();
+        work->n_blocks = work->request.resume_blocks;
         work->next = schedule->running;
         schedule->running = work;
         schedule->n_running++;

@@ -49,6 +49,7 @@ struct ns_work {
     int64_t due_ms;                    /* parked until */
 
     /* Engine thread. */
+    uint32_t n_blocks;      /* told of, those before a resume counted */
     int64_t checkpoint_ms;  /* of the last one sent */
     struct ns_blocks *unsaved; /* owned */
     bool no_checkpoints;       /* one was lost: no later one without it */

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <jansson.h>
 #include <limits.h>
 #include <signal.h>
@@ -76,14 +77,21 @@ make_folder(void **state)
 }
 
 static int
+remove_one(const char *path, const struct stat *st, int kind,
+           struct FTW *place)
+{
+    (void)st;
+    (void)kind;
+    (void)place;
+    return remove(path);
+}
+
+static int
 remove_folder(void **state)
 {
-    char command[512];
-
     (void)state;
-    snprintf(command, sizeof(command), "rm -rf '%s' '%s'", program_folder,
-             program_model);
-    return system(command);
+    return nftw(program_folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) |
+           nftw(program_model, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 static int64_t

@@ -358,6 +358,11 @@ show_prints_titles_and_references_and_no_control_bytes(void **state)
     for (char *at = text; *at; at++)
         assert_true((unsigned char)*at >= 0x20 || *at == '\n' || *at == '\t');
     free(text);
+    write_text(in_folder("t.answers"),
+               "{\"custom_id\":\"a\",\"answer\":\"another one\"}\n");
+    assert_int_equal(RUN("show", in_folder("t.out"), "--answers",
+                         in_folder("t.answers")), 0);
+    assert_true(file_says(in_folder("stdout"), "reference:\n   another one"));
     assert_int_equal(RUN("show", in_folder("missing")), 65);
 }
 
