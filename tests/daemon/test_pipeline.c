@@ -22,7 +22,7 @@ enum { MAX_JOBS = 400, BLOCK = 16, MAX_RUNNING = 8 };
 
 /* What the engine does with a job, by its seed. */
 enum script { RUNS = 1, NEVER_FITS, TROUBLE_ONCE, BAD_CALL, BREAKS, SLOW,
-              KILLS };
+              KILLS, HANGS };
 
 /* --- the engine -------------------------------------------------------- */
 
@@ -223,6 +223,8 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
             _exit(86); /* the process is gone, as by a wild pointer */
         if (engine->running[i].request.seed == SLOW)
             usleep(2000);
+        if (engine->running[i].request.seed == HANGS)
+            usleep(400000);
         report->n_rows++;
         report->n_canvases++;
         report->new_tokens += BLOCK;
@@ -296,6 +298,8 @@ struct world {
     bool poll_fails_once;
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
+    int64_t pass_limit_ms;
+    uint64_t window_bytes;
     int most_out, most_held, most_alone, n_tended;
 };
 
@@ -634,7 +638,7 @@ add_job(struct world *world, const char *id, uint64_t seed,
 static struct ns_pipeline *
 start(struct world *world, struct ns_engine *engine, uint32_t window)
 {
-    const struct ns_pipeline_options options = {
+    struct ns_pipeline_options options = {
         .engine = engine,
         .source = &world->source,
         .store = &world->store,
@@ -650,6 +654,10 @@ start(struct world *world, struct ns_engine *engine, uint32_t window)
     struct ns_pipeline *pipeline;
     struct ns_error err;
 
+    if (world->pass_limit_ms)
+        options.tuning.pass_limit_ms = world->pass_limit_ms;
+    if (world->window_bytes)
+        options.window_bytes = world->window_bytes;
     assert_int_equal(ns_pipeline_create(&options, &pipeline, &err), NS_OK);
     return pipeline;
 }
@@ -1017,6 +1025,49 @@ no_more_is_begun_than_the_engine_can_soon_take(void **state)
     destroy_engine(engine);
 }
 
+static void
+a_pass_that_hangs_is_not_healthy(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct ns_pipeline *pipeline;
+    bool was_ill = false;
+    int wait_ms;
+
+    (void)state;
+    add_job(world, "job", HANGS, 16, "");
+    world->pass_limit_ms = 100;
+    pipeline = start(world, engine, 4);
+    assert_true(ns_pipeline_healthy(pipeline));
+    while (ns_pipeline_turn(pipeline, &wait_ms)) {
+        was_ill = was_ill || !ns_pipeline_healthy(pipeline);
+        usleep(1000);
+    }
+    assert_true(was_ill);
+    assert_true(ns_pipeline_healthy(pipeline)); /* it came back */
+    ns_pipeline_destroy(pipeline);
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
+static void
+intake_waits_while_the_window_is_full_of_bytes(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+
+    (void)state;
+    for (int i = 0; i < 40; i++)
+        add_job(world, "job", RUNS, 16, "");
+    world->window_bytes = strlen(world->job[0].json) * 3;
+    run_all(world, engine);
+    assert_true(world->most_out >= 2 && world->most_out <= 3);
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(world->job[i].n_rows, 1);
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
 int
 main(void)
 {
@@ -1040,6 +1091,8 @@ main(void)
         cmocka_unit_test(
             a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok),
         cmocka_unit_test(no_more_is_begun_than_the_engine_can_soon_take),
+        cmocka_unit_test(a_pass_that_hangs_is_not_healthy),
+        cmocka_unit_test(intake_waits_while_the_window_is_full_of_bytes),
     };
 
     ns_log_set_level(NS_LOG_ERROR);
