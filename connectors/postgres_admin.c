@@ -49,7 +49,8 @@ run_script(struct ns_pg_link *link, const char *sql, struct ns_error *err)
                          text ? text : PQerrorMessage(link->conn));
         if (status == NS_REJECT)
             err->code = "postgres_setup";
-        PQclear(PQexec(link->conn, "ROLLBACK"));
+        if (PQtransactionStatus(link->conn) == PQTRANS_INERROR)
+            PQclear(PQexec(link->conn, "ROLLBACK"));
     }
     PQclear(result);
     if (PQsetnonblocking(link->conn, 1) != 0 ||

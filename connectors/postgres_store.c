@@ -482,18 +482,21 @@ ask_why(struct postgres *pg, struct ns_claim *const *claims, size_t n,
     struct ns_pg_call call;
     enum ns_status status;
     struct columns columns;
-    size_t missing = 0;
+    size_t n_open = 0;
 
+    for (size_t i = 0; i < n; i++)
+        n_open += claims[i]->outcome == 0;
+    if (n_open == 0)
+        return NS_OK;
     columns_init(&columns, "tb");
     for (size_t i = 0; i < n; i++)
         if (claims[i]->outcome == 0) {
             ns_pg_add_text(&columns.array[0], claims[i]->job->id);
             ns_pg_add_bytes(&columns.array[1], claims[i]->job->sha256,
                             sizeof(claims[i]->job->sha256));
-            missing++;
         }
     status = columns_check(&columns, err);
-    if (status == NS_OK && missing > 0) {
+    if (status == NS_OK) {
         columns_call(&columns, why_sql, &call);
         ns_pg_call_int(&call, LIMIT);
         status = ns_pg_ask(&pg->link, &call, err);
@@ -1082,15 +1085,18 @@ resolve(struct postgres *pg, struct ns_finished *ends, size_t n,
     struct columns columns;
     size_t n_open = 0;
 
+    for (size_t i = 0; i < n; i++)
+        n_open += ends[i].outcome == NS_STORE_FENCED;
+    if (n_open == 0)
+        return NS_OK;
     columns_init(&columns, "t8");
     for (size_t i = 0; i < n; i++)
         if (ends[i].outcome == NS_STORE_FENCED) {
             ns_pg_add_text(&columns.array[0], ends[i].job->id);
             ns_pg_add_int(&columns.array[1], (int64_t)ends[i].fence);
-            n_open++;
         }
     status = columns_check(&columns, err);
-    if (status == NS_OK && n_open > 0) {
+    if (status == NS_OK) {
         columns_call(&columns, resolve_sql, &call);
         status = ns_pg_ask(&pg->link, &call, err);
         for (int row = 0; status == NS_OK && row < PQntuples(call.result);

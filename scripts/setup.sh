@@ -56,7 +56,7 @@ for what in "$@"; do
         need python3 command -v python3
         # Servers that the tests start for themselves.
         need postgresql ls /usr/lib/postgresql/*/bin/initdb
-        need pgbouncer command -v pgbouncer
+        need pgbouncer test -x /usr/sbin/pgbouncer
         # Only to fetch one data file, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
         # A real Kafka broker for the tests, and what fetches it.
