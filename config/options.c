@@ -100,6 +100,38 @@ static const struct option options_table[] = {
       NULL, RELOAD, "how often in/ is looked at" },
     { "intake.allow_nfs", BOOL, AT(intake.allow_nfs), "no", 0, 0, NULL, 0,
       "accept a spool on NFS, where locks may lie" },
+    { "intake.topics", TEXT, AT(intake.topics), NULL, 0, 0, NULL, 0,
+      "comma list of Kafka topics that jobs come from" },
+    { "intake.span", COUNT, AT(intake.span), "10000", 1, 10000000, NULL, 0,
+      "offsets of one partition between its oldest job and its newest" },
+    { "intake.id_from", TEXT, AT(intake.id_from), NULL, 0, 0, NULL, 0,
+      "where a body without custom_id has it: key, or a header's name" },
+    { "intake.tombstone_cancels", BOOL, AT(intake.tombstone_cancels), "no", 0,
+      0, NULL, 0, "a null payload cancels the job that its key names" },
+    { "intake.allow_plaintext", BOOL, AT(intake.allow_plaintext), "no", 0, 0,
+      NULL, 0, "talk to brokers elsewhere without TLS" },
+    { "intake.results_topic", TEXT, AT(intake.results_topic), NULL, 0, 0, NULL,
+      0, "results are sent there as well" },
+    { "intake.dead_letter_topic", TEXT, AT(intake.dead_letter_topic), NULL, 0,
+      0, NULL, 0, "refused jobs are sent there as well" },
+
+    { "postgres.conninfo", TEXT, AT(postgres.conninfo), NULL, 0, 0, NULL, 0,
+      "where results go: host=... dbname=..., or a URI" },
+    { "postgres.password_file", PATH, AT(postgres.password_file), NULL, 0, 0,
+      NULL, 0, "file whose first line is the password" },
+    { "postgres.connect", DURATION, AT(postgres.connect_ms), "5s", 100,
+      600 * SECOND, NULL, 0, "longest wait for one address to answer" },
+    { "postgres.answer", DURATION, AT(postgres.answer_ms), "30s", 100,
+      600 * SECOND, NULL, 0, "longest wait for a statement" },
+    { "postgres.lease", DURATION, AT(postgres.lease_ms), "30s", SECOND, HOUR,
+      NULL, 0, "a job whose holder is silent this long is another's to take" },
+    { "postgres.notify", BOOL, AT(postgres.notify), "no", 0, 0, NULL, 0,
+      "NOTIFY nightshift_result for each result, nightshift_batch for each "
+      "batch that ends" },
+    { "postgres.allow_async_commit", BOOL, AT(postgres.allow_async_commit),
+      "no", 0, 0, NULL, 0, "go on although the server may forget a result" },
+    { "postgres.allow_plaintext", BOOL, AT(postgres.allow_plaintext), "no", 0,
+      0, NULL, 0, "talk to a server elsewhere without TLS" },
 
     { "limits.default_max_tokens", COUNT, AT(limits.default_max_tokens),
       "8192", 1, 1 << 20, NULL, RELOAD,
@@ -125,7 +157,7 @@ static const struct option options_table[] = {
 
 /* Sections of parts that are still to come. A key in one of them is refused
  * with that sentence: a setting is never ignored. */
-static const char *const later[] = { "postgres", "images", "http" };
+static const char *const later[] = { "images", "http" };
 
 static const size_t n_options =
     sizeof(options_table) / sizeof(options_table[0]);

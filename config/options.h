@@ -54,7 +54,17 @@ struct ns_options {
         uint64_t window_bytes;
         uint64_t poll_ms; /* how often in/ is looked at */
         bool allow_nfs;
+        const char *topics; /* comma list; NULL: none given */
+        uint32_t span;
+        const char *id_from; /* NULL: the body alone */
+        bool tombstone_cancels, allow_plaintext;
+        const char *results_topic, *dead_letter_topic; /* NULL: none */
     } intake;
+    struct {
+        const char *conninfo, *password_file; /* NULL: none given */
+        uint64_t connect_ms, answer_ms, lease_ms;
+        bool notify, allow_async_commit, allow_plaintext;
+    } postgres;
     struct {
         uint32_t default_max_tokens;
         uint64_t message_bytes; /* one job, expanded */
