@@ -21,7 +21,7 @@ struct deliver {
     struct ns_work *held; /* works whose claim is ours */
     size_t n_held;
     struct ns_work *waiting; /* to be claimed, in that order */
-    size_t n_claims;         /* answered, up to a window's worth */
+    size_t n_runs;           /* claims that were ours, up to a window's worth */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
     bool lost; /* the store is of no more use */
@@ -334,10 +334,10 @@ claimed(struct deliver *deliver, struct ns_work *work)
 {
     struct ns_pipeline *pipeline = deliver->pipeline;
 
-    if (deliver->n_claims < pipeline->options.window)
-        deliver->n_claims++;
     switch (work->claim.outcome) {
     case NS_CLAIM_RUN:
+        if (deliver->n_runs < pipeline->options.window)
+            deliver->n_runs++;
         hold(deliver, work);
         if (work->claim.stalls >= NS_ALONE_FROM && !deliver->alone)
             deliver->alone = work;
@@ -398,7 +398,7 @@ claim_waiting(struct deliver *deliver)
         ns_work_advance(pipeline, work, NS_ON_STOP);
     }
     while (deliver->waiting && !deliver->alone && deliver->n_held < most) {
-        batch = deliver->n_claims < pipeline->options.window ? 1 : BATCH;
+        batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
         for (n = 0; n < batch && (work = deliver->waiting) != NULL; n++) {

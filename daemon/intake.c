@@ -13,17 +13,43 @@ enum {
     TEND_MS = 500,
 };
 
-/* The message is borrowed until the next poll, so the work keeps a copy. */
+static bool
+copy_texts(struct ns_work *work)
+{
+    const char **const texts[] = {
+        &work->message.origin,       &work->message.id,
+        &work->message.batch,        &work->message.trace_parent,
+        &work->message.trace_state,  &work->message.headers,
+    };
+    size_t n = sizeof(texts) / sizeof(texts[0]), length = 1;
+    char *copy;
+
+    for (size_t i = 0; i < n; i++)
+        length += *texts[i] ? strlen(*texts[i]) + 1 : 0;
+    work->texts = copy = malloc(length);
+    if (!copy)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (*texts[i]) {
+            length = strlen(*texts[i]) + 1;
+            *texts[i] = memcpy(copy, *texts[i], length);
+            copy += length;
+        }
+    return true;
+}
+
+/* The message is borrowed until the next poll, so the work keeps a copy: the
+ * bytes by themselves, since they go first, and all texts in one piece. */
 static struct ns_work *
 take_in(const struct ns_message *message)
 {
     struct ns_work *work = calloc(1, sizeof(*work));
-    char *copy = NULL;
+    char *copy;
 
     if (!work)
         return NULL;
     work->message = *message;
-    work->message.bytes = work->message.origin = NULL;
+    work->message.bytes = NULL;
     work->length = message->bytes ? message->length : 0;
     if (message->bytes) {
         copy = malloc(message->length + 1);
@@ -33,10 +59,8 @@ take_in(const struct ns_message *message)
         copy[message->length] = '\0';
         work->message.bytes = copy;
     }
-    copy = strdup(message->origin ? message->origin : "");
-    if (!copy)
+    if (!copy_texts(work))
         goto fail;
-    work->message.origin = copy;
     work->received_ms = ns_now_ms();
     return work;
 fail:

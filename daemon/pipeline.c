@@ -54,7 +54,7 @@ ns_work_destroy(struct ns_work *work)
     ns_buf_fini(&work->content);
     ns_ids_fini(&work->prompt);
     ns_job_destroy(work->job);
-    free((void *)work->message.origin);
+    free(work->texts);
     free((void *)work->message.bytes);
     free(work);
 }

@@ -46,6 +46,7 @@ struct ns_pipeline_options {
     struct ns_job_options job; /* borrowed, texts too */
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
+    bool keep_payloads;        /* the store keeps what it refuses */
     uint32_t window;           /* jobs in flight */
     uint32_t max_claims;       /* of them begun: what the engine can soon take */
     uint64_t window_bytes;     /* of input in them */

@@ -262,8 +262,10 @@ parse(struct ns_pipeline *pipeline, struct ns_work *work)
 
     options.now_ms = ns_unix_now_ms();
     status = ns_job_parse(&work->message, &options, &work->job, &work->error);
-    free((void *)work->message.bytes);
-    work->message.bytes = NULL;
+    if (!pipeline->options.keep_payloads) {
+        free((void *)work->message.bytes);
+        work->message.bytes = NULL;
+    }
     if (status == NS_OK)
         status = settle(pipeline, work, &work->error);
     if (status == NS_FATAL || !work->job) {

@@ -31,7 +31,8 @@ struct ns_work {
     struct ns_jobstate state;
     struct ns_work *next; /* in a list of its holder */
 
-    struct ns_message message; /* bytes and origin: owned, until parsed */
+    struct ns_message message; /* bytes: owned; until parsed, or claimed */
+    char *texts;               /* owned: what its other pointers borrow from */
     uint64_t length;
     struct ns_job *job; /* owned; NULL until parsed */
     enum ns_mode mode;
