@@ -239,7 +239,9 @@ refuse(struct deliver *deliver, struct ns_work *const *works, size_t n)
 
     for (size_t i = 0; i < n; i++)
         items[i] = (struct ns_refusal){ .job = works[i]->job,
-                                        .error = works[i]->error };
+                                        .error = works[i]->error,
+                                        .payload = works[i]->message.bytes,
+                                        .payload_length = works[i]->length };
     answered = ask(deliver, REFUSE, items, n);
     for (size_t i = 0; i < n; i++) {
         if (answered)
@@ -339,6 +341,8 @@ claimed(struct deliver *deliver, struct ns_work *work)
         if (deliver->n_runs < pipeline->options.window)
             deliver->n_runs++;
         hold(deliver, work);
+        free((void *)work->message.bytes); /* it will not be refused now */
+        work->message.bytes = NULL;
         if (work->claim.stalls >= NS_ALONE_FROM && !deliver->alone)
             deliver->alone = work;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
