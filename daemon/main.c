@@ -1,4 +1,4 @@
-/* nightshiftd(8): jobs from a spool directory, night after night.
+/* nightshiftd(8): jobs from a spool directory or from Kafka, night after night.
  *
  *     start --> ready --> working --SIGTERM--> draining --> stopped
  *                  ^         |
@@ -17,8 +17,8 @@
 
 #include "base/log.h"
 #include "base/version.h"
-#include "connectors/spool.h"
 #include "daemon/arguments.h"
+#include "daemon/ends.h"
 #include "daemon/notify.h"
 #include "daemon/setup.h"
 #include "daemon/signals.h"
@@ -35,7 +35,7 @@ static const char usage[] =
     "      --check-config   say what is wrong with it, and exit\n"
     "      --version\n";
 
-enum { STATUS_EVERY_MS = 5000, EXTEND_MS = 15000 };
+enum { STATUS_EVERY_MS = 5000, EXTEND_MS = 15000, WAIT_MS = 1000 };
 
 struct nightshiftd {
     struct ns_arguments arguments;
@@ -43,13 +43,13 @@ struct nightshiftd {
 
     struct ns_options *options;
     struct ns_engine *engine;
-    struct ns_spool *spool;
+    struct ns_ends ends;
     struct ns_pipeline *pipeline;
     struct ns_notify notify;
     char **model_names;
     char model[PATH_MAX], model_name[256];
     int64_t status_at_ms, extend_at_ms;
-    bool storage_was_full;
+    bool storage_was_full, ready;
 };
 
 enum { CONFIG = 256, SPOOL, MODEL, SET, PRINT_CONFIG, CHECK_CONFIG, VERSION };
@@ -116,35 +116,43 @@ read_arguments(struct nightshiftd *d, int argc, char **argv)
 }
 
 static enum ns_status
-open_parts(struct nightshiftd *d, struct ns_error *err)
+open_engine(struct nightshiftd *d, struct ns_error *err)
 {
     const struct ns_options *options = d->options;
     struct ns_engine_options engine;
-    struct ns_spool_options spool = {
-        .directory = options->intake.spool,
-        .allow_nfs = options->intake.allow_nfs,
-        .max_line = options->limits.message_bytes,
-        .window = options->intake.window,
-    };
     enum ns_status status;
 
-    if (!options->intake.spool)
-        return ns_fail(err, NS_REJECT, "no spool: give --spool DIR or "
-                       "intake.spool");
-    if (options->n_kafka > 0)
-        return ns_fail(err, NS_REJECT, "[kafka] is given, and this build has "
-                       "no part for it");
-    status = ns_setup_model(options, d->model, sizeof(d->model), err);
+    status = ns_ends_check(options, err);
+    if (status == NS_OK)
+        status = ns_setup_model(options, d->model, sizeof(d->model), err);
     if (status != NS_OK)
         return status;
     ns_setup_model_name(d->model, d->model_name, sizeof(d->model_name));
     engine = ns_setup_engine(options, d->model);
-    status = ns_engine_open(&engine, &d->engine, err);
-    if (status != NS_OK)
-        return status;
-    spool.model_rev = ns_engine_model(d->engine)->revision;
-    spool.engine_rev = ns_engine_revision(d->engine);
-    return ns_spool_open(&spool, &d->spool, err);
+    return ns_engine_open(&engine, &d->engine, err);
+}
+
+/* A database that is away is waited for, as a broker is: loading the model
+ * again would not bring it back. NS_STOP: told to end meanwhile. */
+static enum ns_status
+open_ends(struct nightshiftd *d, struct ns_error *err)
+{
+    enum ns_status status;
+
+    for (int n_tries = 0;; n_tries++) {
+        status = ns_ends_open(d->options, ns_engine_model(d->engine)->revision,
+                              ns_engine_revision(d->engine), &d->ends, err);
+        if (status != NS_RETRY || err->code)
+            return status;
+        if (n_tries == 0)
+            ns_log_warn("daemon.waiting", "error=\"%s\"", err->text);
+        ns_notify_extend(EXTEND_MS);
+        ns_notify_status("waiting: %s", err->text);
+        ns_notify_watchdog(&d->notify, (uint64_t)ns_now_ms(), true);
+        ns_signals_wait(-1, WAIT_MS);
+        if (ns_signals_take() & NS_SIGNAL_STOP)
+            return ns_fail(err, NS_STOP, "told to end");
+    }
 }
 
 static enum ns_status
@@ -153,13 +161,14 @@ start(struct nightshiftd *d, struct ns_error *err)
     const struct ns_options *options = d->options;
     struct ns_pipeline_options pipeline = {
         .engine = d->engine,
-        .source = ns_spool_source(d->spool),
-        .store = ns_spool_store(d->spool),
+        .source = d->ends.source,
+        .store = d->ends.store,
         .job = { .max_bytes = options->limits.message_bytes,
                  .canvas_length =
                      ns_engine_model(d->engine)->config.canvas_length,
-                 .id_from_position = true },
+                 .id_from_position = d->ends.spool != NULL },
         .model_name = d->model_name,
+        .keep_payloads = d->ends.keep_payloads,
         .window = options->intake.window,
         .max_claims = 2 * options->engine.max_sequences,
         .window_bytes = options->intake.window_bytes,
@@ -207,8 +216,48 @@ reload(struct nightshiftd *d)
                      err.text);
     }
     ns_options_destroy(fresh);
-    ns_notify_ready("working");
+    if (d->ready)
+        ns_notify_ready("working");
     d->status_at_ms = 0;
+}
+
+/* Ready is what can take jobs in: the systemd unit starts for as long as no
+ * broker is in reach. */
+static void
+report_ready(struct nightshiftd *d, int64_t now_ms)
+{
+    const struct ns_options *options = d->options;
+    const char *why;
+
+    if (ns_ends_ready(&d->ends, &why)) {
+        d->ready = true;
+        ns_log_info("daemon.ready", "version=%s model=%s model_rev=%.12s "
+                    "engine_rev=\"%s\" %s=\"%s\"", NS_VERSION, d->model_name,
+                    ns_engine_model(d->engine)->revision,
+                    ns_engine_revision(d->engine),
+                    options->intake.topics ? "topics" : "spool",
+                    options->intake.topics ? options->intake.topics
+                                           : options->intake.spool);
+        ns_notify_ready("working");
+    } else if (now_ms >= d->extend_at_ms) {
+        ns_notify_extend(EXTEND_MS);
+        ns_notify_status("waiting: %s", why);
+        d->extend_at_ms = now_ms + EXTEND_MS / 3;
+    }
+}
+
+static void
+report_storage(struct nightshiftd *d)
+{
+    struct ns_spool_progress progress = ns_spool_progress(d->ends.spool);
+
+    if (progress.storage_full == d->storage_was_full)
+        return;
+    d->storage_was_full = progress.storage_full;
+    if (progress.storage_full)
+        ns_log_error("spool.full", "%s", "results wait for room");
+    else
+        ns_log_info("spool.has_room", "%s", "");
 }
 
 /* Every few seconds, to systemd: what `systemctl status` shows. */
@@ -216,7 +265,8 @@ static void
 report(struct nightshiftd *d, int64_t now_ms, int64_t grace_ms)
 {
     struct ns_pipeline_counts counts;
-    struct ns_spool_progress progress;
+    const char *why;
+    bool ready;
 
     ns_notify_watchdog(&d->notify, (uint64_t)now_ms,
                        ns_pipeline_healthy(d->pipeline));
@@ -224,22 +274,20 @@ report(struct nightshiftd *d, int64_t now_ms, int64_t grace_ms)
         ns_notify_extend(EXTEND_MS);
         d->extend_at_ms = now_ms + EXTEND_MS / 3;
     }
-    if (now_ms < d->status_at_ms)
+    if (!d->ready && grace_ms < 0)
+        report_ready(d, now_ms);
+    if (now_ms < d->status_at_ms || !d->ready)
         return;
     d->status_at_ms = now_ms + STATUS_EVERY_MS;
     counts = ns_pipeline_counts(d->pipeline);
-    progress = ns_spool_progress(d->spool);
+    ready = ns_ends_ready(&d->ends, &why);
     ns_notify_status("%s%" PRIu64 " in flight, %" PRIu64 " ok, %" PRIu64
-                     " failed, %" PRIu64 " tokens",
+                     " failed, %" PRIu64 " tokens%s%s",
                      grace_ms >= 0 ? "draining: " : "", counts.in_flight,
-                     counts.ok, counts.failed, counts.new_tokens);
-    if (progress.storage_full != d->storage_was_full) {
-        d->storage_was_full = progress.storage_full;
-        if (progress.storage_full)
-            ns_log_error("spool.full", "%s", "results wait for room");
-        else
-            ns_log_info("spool.has_room", "%s", "");
-    }
+                     counts.ok, counts.failed, counts.new_tokens,
+                     ready ? "" : "; ", ready ? "" : why);
+    if (d->ends.spool)
+        report_storage(d);
 }
 
 static void
@@ -283,14 +331,14 @@ work(struct nightshiftd *d)
 
     umask(0027); /* results are read by the spool's group, by nobody else */
     ns_notify_init(&d->notify);
-    if (open_parts(d, &err) != NS_OK ||
-        ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK || start(d, &err) != NS_OK)
+    if (open_engine(d, &err) != NS_OK ||
+        ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK)
         return complain(&err, NS_EXIT_CONFIG);
-    ns_log_info("daemon.ready", "version=%s model=%s model_rev=%.12s "
-                "engine_rev=\"%s\" spool=\"%s\"", NS_VERSION, d->model_name,
-                ns_engine_model(d->engine)->revision,
-                ns_engine_revision(d->engine), d->options->intake.spool);
-    ns_notify_ready("working");
+    if (open_ends(d, &err) == NS_STOP)
+        return NS_EXIT_OK;
+    if (!d->ends.source || start(d, &err) != NS_OK)
+        return complain(&err, NS_EXIT_CONFIG);
+    report_ready(d, ns_now_ms());
     loop(d);
     counts = ns_pipeline_counts(d->pipeline);
     if (ns_pipeline_failure(d->pipeline, &err) != NS_OK)
@@ -320,14 +368,21 @@ main(int argc, char **argv)
         ns_options_print(d->options, stdout);
         status = NS_EXIT_OK;
     }
-    if (status == -1 && d->check_config)
+    if (status == -1 && d->check_config) {
         status = NS_EXIT_OK;
+        /* A file without any source may wait for --spool. */
+        if ((d->options->intake.spool || d->options->intake.topics) &&
+            ns_ends_check(d->options, &err) != NS_OK) {
+            fprintf(stderr, "nightshiftd: %s\n", err.text);
+            status = NS_EXIT_CONFIG;
+        }
+    }
     if (status == -1) {
         ns_setup_log(d->options);
         status = work(d);
     }
     ns_pipeline_destroy(d->pipeline);
-    ns_spool_close(d->spool);
+    ns_ends_close(&d->ends);
     ns_engine_close(d->engine);
     free(d->model_names);
     ns_options_destroy(d->options);

@@ -7,6 +7,8 @@
 
 #include "base/log.h"
 
+enum { TOPICS_POLL_MS = 20 };
+
 enum ns_exit
 ns_exit_of(const struct ns_error *err, enum ns_exit otherwise)
 {
@@ -19,6 +21,9 @@ ns_exit_of(const struct ns_error *err, enum ns_exit otherwise)
         { "edited", NS_EXIT_INPUT },
         { "not_ours", NS_EXIT_CONFIG },
         { "bad_spool", NS_EXIT_CONFIG },
+        { "fenced", NS_EXIT_AGAIN },
+        { "not_allowed", NS_EXIT_CONFIG },
+        { "postgres_setup", NS_EXIT_CONFIG },
     };
 
     for (size_t i = 0; err->code && i < sizeof(codes) / sizeof(codes[0]); i++)
@@ -129,7 +134,9 @@ ns_setup_tuning(const struct ns_options *options)
         .mode = modes[options->engine.mode],
         .seed = options->engine.seed,
         .default_max_tokens = options->limits.default_max_tokens,
-        .poll_ms = (int64_t)options->intake.poll_ms,
+        /* Looking into a folder costs something, asking the client nothing. */
+        .poll_ms = options->intake.topics ? TOPICS_POLL_MS
+                                          : (int64_t)options->intake.poll_ms,
         .checkpoint_ms = (int64_t)options->daemon.checkpoint_ms,
         .retry_ms = (int64_t)options->daemon.retry_ms,
         .pass_limit_ms = (int64_t)options->daemon.pass_limit_ms,
