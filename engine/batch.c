@@ -25,6 +25,7 @@ ns_batch_create(struct ns_backend *be, uint32_t max_rows,
     batch->segment = calloc(max_segments, sizeof(*batch->segment));
     batch->kernel_segment = calloc(max_segments,
                                    sizeof(*batch->kernel_segment));
+    batch->image = calloc(max_rows, sizeof(*batch->image));
     batch->soft_in_from = calloc(max_rows, sizeof(uint32_t));
     batch->head_row = calloc(max_rows, sizeof(uint32_t));
     batch->soft_out_to = calloc(max_rows, sizeof(uint32_t));
@@ -36,7 +37,8 @@ ns_batch_create(struct ns_backend *be, uint32_t max_rows,
     batch->entropy = calloc(max_rows, sizeof(float));
     batch->host = calloc((size_t)N_ARRAYS * max_rows, sizeof(int32_t));
     batch->decoder = calloc(max_rows, 1);
-    if (!batch->segment || !batch->kernel_segment || !batch->soft_in_from ||
+    if (!batch->segment || !batch->kernel_segment || !batch->image ||
+        !batch->soft_in_from ||
         !batch->head_row || !batch->soft_out_to || !batch->inv_temperature ||
         !batch->top_p || !batch->uniform || !batch->argmax ||
         !batch->sampled || !batch->entropy || !batch->host ||
@@ -66,6 +68,7 @@ ns_batch_destroy(struct ns_batch *batch)
     batch->be->ops->release(batch->be, batch->device);
     free(batch->segment);
     free(batch->kernel_segment);
+    free(batch->image);
     free(batch->soft_in_from);
     free(batch->head_row);
     free(batch->soft_out_to);
@@ -144,6 +147,39 @@ describe_rows(struct ns_batch *batch, const struct ns_batch_segment *segment)
     }
 }
 
+/* Rows of a group see all of it, on both kinds of layer: behind themselves and
+ * beyond the window too. What else they see reaches up to the group, so that
+ * it stays one range. */
+static void
+describe_groups(struct ns_batch *batch, const struct ns_batch_segment *segment)
+{
+    int32_t *lo_sliding = batch->host + (size_t)LO_SLIDING * batch->max_rows;
+    int32_t *hi = batch->host + (size_t)HI * batch->max_rows;
+    uint32_t start = segment->position, stop = start + segment->n_tokens;
+
+    for (uint32_t g = 0; g < segment->n_groups; g++) {
+        const struct ns_batch_group *group = &segment->group[g];
+        uint32_t first = group->first > start ? group->first : start;
+        uint32_t end = group->end < stop ? group->end : stop;
+        uint32_t row0 = segment->row0 + first - start;
+
+        if (first >= end)
+            continue;
+        for (uint32_t row = row0; row < row0 + end - first &&
+                                  !batch->causal_groups; row++) {
+            hi[row] = (int32_t)end;
+            if (lo_sliding[row] > (int32_t)group->first)
+                lo_sliding[row] = (int32_t)group->first;
+        }
+        if (group->soft)
+            batch->image[batch->n_images++] = (struct ns_batch_image){
+                .row0 = row0,
+                .n_rows = end - first,
+                .soft = group->soft,
+            };
+    }
+}
+
 static void
 add_head_rows(struct ns_batch *batch, struct ns_batch_segment *segment)
 {
@@ -176,7 +212,7 @@ ns_batch_lay_out(struct ns_batch *batch, const int32_t *page_full,
 
     order_segments(batch);
     batch->n_soft_in = batch->n_canvas = batch->n_live = 0;
-    batch->n_head = batch->n_soft_out = 0;
+    batch->n_head = batch->n_soft_out = batch->n_images = 0;
     batch->any_top_p = false;
     for (uint32_t s = 0; s < batch->n_segments; s++) {
         struct ns_batch_segment *segment = &batch->segment[s];
@@ -191,6 +227,7 @@ ns_batch_lay_out(struct ns_batch *batch, const int32_t *page_full,
             .kind = segment->kind,
         };
         describe_rows(batch, segment);
+        describe_groups(batch, segment);
         if (place == 0)
             for (uint32_t i = 0; i < segment->n_tokens; i++)
                 batch->soft_in_from[row + i] =

@@ -23,13 +23,23 @@
 #include "base/error.h"
 #include "kernels/backend.h"
 
-/* What the engine puts in. Tokens are borrowed until the pass has run. */
+/* A picture's placeholders in a prompt: positions first..end - 1, which see
+ * each other whole, and the rows that stand in their place. */
+struct ns_batch_group {
+    uint32_t first, end;
+    const float *soft; /* host: [end - first][H]; NULL: the placeholders' own */
+};
+
+/* What the engine puts in. Tokens, groups and soft tokens are borrowed until
+ * the pass has run. */
 struct ns_batch_segment {
     enum ns_segment_kind kind;
     uint32_t slot;     /* of the page tables, and of the soft store */
     uint32_t position; /* of its first token: cached before it */
     uint32_t n_tokens;
     const int32_t *tokens;
+    const struct ns_batch_group *group; /* rising; those outside are passed by */
+    uint32_t n_groups;
     bool soft_in;          /* canvas: a soft embedding waits in the store */
     bool soft_out;         /* canvas: not the last allowed step */
     enum { NS_HEAD_NONE, NS_HEAD_LAST, NS_HEAD_ALL } head;
@@ -43,6 +53,7 @@ struct ns_batch_segment {
 
 struct ns_batch {
     uint32_t max_rows, max_segments, window;
+    bool causal_groups; /* groups see each other no more than text does */
     uint32_t n_segments;
     struct ns_batch_segment *segment; /* in row order once laid out */
     struct ns_segment *kernel_segment;
@@ -52,6 +63,12 @@ struct ns_batch {
     uint32_t n_canvas;  /* rows: leading run of canvases            */
     uint32_t n_live;    /* rows: leading run that the head may want */
     uint32_t *soft_in_from; /* [n_soft_in] rows of the soft store */
+
+    uint32_t n_images;
+    struct ns_batch_image { /* rows of the pass that get soft tokens */
+        uint32_t row0, n_rows;
+        const float *soft;
+    } *image; /* [max_rows]: each has a row at least */
 
     uint32_t n_head; /* head rows; the first n_soft_out write soft rows */
     uint32_t n_soft_out;

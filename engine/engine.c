@@ -15,6 +15,7 @@
 #include "engine/prompt.h"
 #include "engine/sequence.h"
 #include "engine/trace.h"
+#include "engine/vision.h"
 
 enum { MAX_PATH = 4096, WAITING_PER_RUNNING = 4 };
 
@@ -31,6 +32,7 @@ struct ns_engine {
     struct ns_kvcache *kv;
     struct ns_batch *batch;
     struct ns_forward *fw;
+    struct ns_vision *vision; /* NULL: the model does not see */
     struct ns_memory_plan memory;
     struct ns_answer_rules rules;
     char revision[80];
@@ -43,6 +45,10 @@ struct ns_engine {
     struct ns_want *want;
     struct ns_grant *grant;
     struct ns_rank *rank;
+    /* and of its pictures, [n_image_room] */
+    const struct ns_image **image;
+    const float **image_soft;
+    uint32_t n_image_room;
 
     const struct ns_trace *trace;
     uint64_t n_submitted, n_put_back;
@@ -142,6 +148,19 @@ make_lists(struct ns_engine *engine, struct ns_error *err)
     return NS_OK;
 }
 
+/* Each picture of a pass has a row at least. */
+static enum ns_status
+open_vision(struct ns_engine *engine, uint32_t rows, struct ns_error *err)
+{
+    engine->n_image_room = rows;
+    engine->image = calloc(rows, sizeof(*engine->image));
+    engine->image_soft = calloc(rows, sizeof(*engine->image_soft));
+    if (!engine->image || !engine->image_soft)
+        return ns_fail(err, NS_FATAL, "out of memory opening the engine");
+    return ns_vision_create(engine->model, engine->options.image_cache_bytes,
+                            &engine->vision, err);
+}
+
 enum ns_status
 ns_engine_open(const struct ns_engine_options *options,
                struct ns_engine **out, struct ns_error *err)
@@ -206,6 +225,12 @@ ns_engine_open(const struct ns_engine_options *options,
                                err);
     if (status != NS_OK)
         goto out;
+    engine->batch->causal_groups = !engine->model->config.vision_groups;
+    if (ns_model_sees(engine->model)) {
+        status = open_vision(engine, rows, err);
+        if (status != NS_OK)
+            goto out;
+    }
     snprintf(engine->revision, sizeof(engine->revision), "%s-%s/%s/%s",
              NS_VERSION, NS_NUMERICS, engine->be->ops->name,
              engine->be->arithmetic);
@@ -235,6 +260,7 @@ ns_engine_close(struct ns_engine *engine)
     drop_all(engine, &engine->waiting);
     drop_all(engine, &engine->running);
     drop_all(engine, &engine->over);
+    ns_vision_destroy(engine->vision);
     ns_forward_destroy(engine->fw);
     ns_batch_destroy(engine->batch);
     ns_kvcache_destroy(engine->kv);
@@ -248,6 +274,8 @@ ns_engine_close(struct ns_engine *engine)
     free(engine->want);
     free(engine->grant);
     free(engine->rank);
+    free(engine->image);
+    free(engine->image_soft);
     free(engine);
 }
 
@@ -291,6 +319,12 @@ struct ns_forward *
 ns_engine_forward(struct ns_engine *engine)
 {
     return engine->fw;
+}
+
+struct ns_vision *
+ns_engine_vision(struct ns_engine *engine)
+{
+    return engine->vision;
 }
 
 struct ns_kvcache *
@@ -429,6 +463,53 @@ check_lengths(const struct ns_engine *engine,
     return NS_OK;
 }
 
+static enum ns_status
+check_image(const struct ns_engine *engine, const struct ns_request *request,
+            uint32_t index, uint32_t from, struct ns_error *err)
+{
+    const struct ns_config *config = &engine->model->config;
+    const struct ns_request_image *image = &request->images[index];
+    const struct ns_image_size *size = &image->image->size;
+    uint32_t side = size->width > size->height ? size->width : size->height;
+
+    if (side / config->vision.patch > config->vision.n_positions)
+        return ns_refuse(err, "image_limit", "messages",
+                         "image %u is %u x %u pixels for the model, which "
+                         "knows places of %u patches", index, size->width,
+                         size->height, config->vision.n_positions);
+    if (size->n_tokens > NS_IMAGE_MAX_TOKENS || image->position < from ||
+        image->position > request->n_prompt ||
+        size->n_tokens > request->n_prompt - image->position)
+        return ns_refuse(err, "bad_param", "messages",
+                         "image %u has %u tokens at %u in a prompt of %u",
+                         index, size->n_tokens, image->position,
+                         request->n_prompt);
+    for (uint32_t i = 0; i < size->n_tokens; i++)
+        if (request->prompt[image->position + i] != config->image_id)
+            return ns_refuse(err, "bad_param", "messages",
+                             "image %u: prompt token %u is no placeholder",
+                             index, image->position + i);
+    return NS_OK;
+}
+
+static enum ns_status
+check_images(const struct ns_engine *engine, const struct ns_request *request,
+             struct ns_error *err)
+{
+    enum ns_status status = NS_OK;
+    uint32_t from = 0;
+
+    if (request->n_images > 0 && !ns_model_sees(engine->model))
+        return ns_refuse(err, "unsupported", "messages",
+                         "this checkpoint cannot read images");
+    for (uint32_t i = 0; i < request->n_images && status == NS_OK; i++) {
+        status = check_image(engine, request, i, from, err);
+        from = request->images[i].position +
+               request->images[i].image->size.n_tokens;
+    }
+    return status;
+}
+
 enum ns_status
 ns_engine_check(const struct ns_engine *engine,
                 const struct ns_request *request, struct ns_error *err)
@@ -456,6 +537,8 @@ ns_engine_check(const struct ns_engine *engine,
         status = check_sampler(&request->sampler, err);
     if (status == NS_OK)
         status = check_lengths(engine, request, length, err);
+    if (status == NS_OK)
+        status = check_images(engine, request, err);
     for (uint32_t i = 0; status == NS_OK && i < request->n_prompt; i++)
         if ((uint32_t)request->prompt[i] >= config->vocab)
             status = ns_refuse(err, "bad_param", "messages",
@@ -490,6 +573,39 @@ list_remove(struct list *list, uint32_t index)
     list->n--;
 }
 
+/* Declares the prompt to the cache. Where placeholders stand, what tells
+ * prompts apart is the picture: words of its digest, one after the other, kept
+ * apart from tokens by their sign. A group has more than the eight that a
+ * digest has, and is shared whole. */
+static enum ns_status
+declare(struct ns_engine *engine, struct ns_sequence *seq,
+        struct ns_error *err)
+{
+    const struct ns_request *request = &seq->request;
+    const int32_t *ids = request->prompt;
+    int32_t *key = NULL;
+    enum ns_status status;
+
+    if (request->n_images > 0) {
+        key = malloc(request->n_prompt * sizeof(*key));
+        if (!key)
+            return ns_fail(err, NS_FATAL, "out of memory for a prompt's keys");
+        memcpy(key, ids, request->n_prompt * sizeof(*key));
+        ids = key;
+    }
+    for (uint32_t i = 0; i < request->n_images; i++)
+        for (uint32_t at = seq->whole[i].first; at < seq->whole[i].end; at++) {
+            uint32_t word = (at - seq->whole[i].first) % 8, bits;
+
+            memcpy(&bits, request->images[i].image->digest + 4 * word, 4);
+            key[at] = (int32_t)(bits | 0x80000000u);
+        }
+    status = ns_kvcache_declare(engine->kv, ids, request->n_prompt, seq->whole,
+                                request->n_images, &seq->hold, err);
+    free(key);
+    return status;
+}
+
 enum ns_status
 ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
                  struct ns_error *err)
@@ -509,8 +625,7 @@ ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
     status = ns_sequence_create(&copy, &engine->rules, &seq, err);
     if (status != NS_OK)
         return status;
-    status = ns_kvcache_declare(engine->kv, copy.prompt, copy.n_prompt,
-                                &seq->hold, err);
+    status = declare(engine, seq, err);
     if (status != NS_OK) {
         ns_sequence_destroy(seq);
         return status;
@@ -759,6 +874,8 @@ add_encode(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner,
         .n_tokens = n,
         .tokens = seq->drafted ? seq->canvas.argmax
                                : seq->known + seq->n_cached,
+        .group = seq->group,
+        .n_groups = want->prefill ? seq->request.n_images : 0,
         .inv_temperature = ar_inv_temperature(&seq->request),
         .top_p = seq->request.top_p,
         .uniform = seq->uniform,
@@ -774,6 +891,52 @@ add_encode(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner,
         seq->uniform[0] = ns_sequence_ar_uniform(seq, at);
     }
     ns_batch_add(engine->batch, &segment);
+}
+
+/* Calls for the soft tokens of all pictures that the granted chunks hold, in
+ * one go. `take`: the second round, which hands them out. */
+static uint32_t
+list_images(struct ns_engine *engine, bool take)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < engine->running.n; i++) {
+        struct ns_sequence *seq = engine->running.item[i];
+        uint32_t end = seq->n_cached + engine->grant[i].n_encode;
+
+        for (uint32_t g = 0; g < seq->request.n_images; g++) {
+            struct ns_batch_group *group = &seq->group[g];
+
+            if (!take)
+                group->soft = NULL;
+            if (group->first < seq->n_cached || group->end > end)
+                continue;
+            if (take)
+                group->soft = engine->image_soft[n];
+            else
+                engine->image[n] = seq->request.images[g].image;
+            n++;
+        }
+    }
+    return n;
+}
+
+static enum ns_status
+encode_images(struct ns_engine *engine, struct ns_error *err)
+{
+    enum ns_status status;
+    uint32_t n;
+
+    if (!engine->vision)
+        return NS_OK;
+    n = list_images(engine, false);
+    if (n == 0)
+        return NS_OK;
+    status = ns_vision_encode(engine->vision, engine->image, n,
+                              engine->image_soft, err);
+    if (status == NS_OK)
+        list_images(engine, true);
+    return status;
 }
 
 static void
@@ -968,6 +1131,9 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
     if (engine->running.n == 0)
         return NS_OK;
     plan(engine);
+    status = encode_images(engine, err);
+    if (status != NS_OK)
+        return status;
     build_batch(engine, report);
     status = ns_forward(engine->fw, engine->batch, err);
     if (status != NS_OK)
@@ -995,5 +1161,9 @@ ns_engine_load(const struct ns_engine *engine)
         .put_back = engine->n_put_back,
     };
 
+    if (engine->vision) {
+        load.images_asked = ns_vision_counts(engine->vision).n_asked;
+        load.images_encoded = ns_vision_counts(engine->vision).n_encoded;
+    }
     return load;
 }

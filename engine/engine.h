@@ -11,8 +11,8 @@
  *                   `---- put back when pages run out (loses no block)
  *
  * Owns:    model, tokenizer, backend, pages, sequences.
- * Borrows: a request's prompt, stop strings and resume tokens, until its done
- *          or failed event has been taken.
+ * Borrows: a request's prompt, images, stop strings and resume tokens, until
+ *          its done or failed event has been taken.
  * Thread:  the engine thread, except the functions marked `any`, which read
  *          only what is const after open.
  */
@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "engine/image.h"
 #include "engine/model.h"
 #include "engine/reply.h"
 #include "engine/tokenizer.h"
@@ -51,6 +52,8 @@ struct ns_engine_options {
     bool kv_plain;           /* K and V of full layers apart: the reference of
                               * the compact form */
     bool no_prefix_sharing;
+    uint64_t image_cache_bytes; /* image soft tokens kept for further jobs with
+                                 * the same picture; 0: 128 MB */
 };
 
 struct ns_engine;
@@ -90,10 +93,18 @@ struct ns_sampler_options { /* ns_generation's values where a job names none */
     float confidence_threshold;
 };
 
+struct ns_request_image {
+    uint32_t position; /* in the prompt, of its first placeholder: there are
+                        * image->size.n_tokens of them */
+    const struct ns_image *image;
+};
+
 struct ns_request {
     uint64_t id; /* the caller's; comes back in events */
     const int32_t *prompt;
     uint32_t n_prompt;
+    const struct ns_request_image *images; /* in order of position */
+    uint32_t n_images;
     enum ns_mode mode; /* not AUTO */
     uint64_t seed;
     uint32_t max_tokens;
@@ -124,7 +135,8 @@ enum ns_status ns_engine_resolve_mode(const struct ns_engine *,
                                       bool thinking, enum ns_mode *out,
                                       struct ns_error *err);
 /* Whether the request can ever run here: context, pools, ranges. Codes:
- * over_context, over_memory, bad_param, unsupported, empty_prompt. any */
+ * over_context, over_memory, bad_param, unsupported, empty_prompt, image_limit.
+ * any */
 enum ns_status ns_engine_check(const struct ns_engine *,
                                const struct ns_request *request,
                                struct ns_error *err);
@@ -146,6 +158,7 @@ enum ns_finish { NS_FINISH_STOP, NS_FINISH_LENGTH, NS_FINISH_TOOL_CALLS };
 
 struct ns_usage {
     uint32_t prompt_tokens, cached_tokens; /* cached: shared prefix */
+    uint32_t image_tokens; /* of the prompt's */
     uint32_t completion_tokens, reasoning_tokens;
     uint32_t blocks;        /* committed, those before a resume counted */
     uint32_t passes;        /* all passes but prefill, since submit */
@@ -192,6 +205,7 @@ struct ns_engine_load { /* a snapshot */
     uint32_t running, waiting;
     uint32_t full_pages_free, sliding_pages_free;
     uint64_t put_back; /* sequences sent back to their last block, ever */
+    uint64_t images_asked, images_encoded; /* ever; the rest was kept */
 };
 struct ns_engine_load ns_engine_load(const struct ns_engine *);
 

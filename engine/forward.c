@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/vision.h"
+
 struct ns_forward {
     const struct ns_model *model;
     struct ns_kvcache *kv;
@@ -93,8 +95,9 @@ carve(struct ns_forward *fw, const struct ns_config *config, uint32_t rows,
 }
 
 static struct ns_backend_sizes
-sizes_of(const struct ns_config *config, uint32_t rows)
+sizes_of(const struct ns_model *model, uint32_t rows)
 {
+    const struct ns_config *config = &model->config;
     struct ns_backend_sizes sizes = {
         .n_rows = rows,
         .n_head_rows = rows,
@@ -114,6 +117,7 @@ sizes_of(const struct ns_config *config, uint32_t rows)
         if (layer->head_dim > sizes.head_dim)
             sizes.head_dim = layer->head_dim;
     }
+    ns_vision_sizes(model, &sizes);
     return sizes;
 }
 
@@ -122,7 +126,7 @@ ns_forward_bytes(const struct ns_model *model, uint32_t max_rows,
                  uint32_t n_slots, uint64_t *work, uint64_t *soft)
 {
     struct ns_backend *be = model->backend;
-    struct ns_backend_sizes sizes = sizes_of(&model->config, max_rows);
+    struct ns_backend_sizes sizes = sizes_of(model, max_rows);
     struct ns_forward scratch;
 
     *work = carve(&scratch, &model->config, max_rows, NULL) +
@@ -137,7 +141,7 @@ ns_forward_create(const struct ns_model *model, struct ns_kvcache *kv,
                   struct ns_forward **out, struct ns_error *err)
 {
     struct ns_backend *be = model->backend;
-    struct ns_backend_sizes sizes = sizes_of(&model->config, max_rows);
+    struct ns_backend_sizes sizes = sizes_of(model, max_rows);
     struct ns_forward *fw = calloc(1, sizeof(*fw));
     enum ns_status status;
     void *memory;
@@ -237,6 +241,23 @@ narrow(struct ns_rows rows, uint32_t n, uint32_t n_cols)
     return rows;
 }
 
+/* Soft tokens in the place of their placeholders' embeddings. */
+static void
+place_images(struct ns_forward *fw, const struct ns_batch *batch)
+{
+    size_t row_bytes = fw->x.n_cols * sizeof(float);
+
+    for (uint32_t i = 0; i < batch->n_images; i++) {
+        const struct ns_batch_image *image = &batch->image[i];
+
+        for (uint32_t j = 0; j < image->n_rows; j++)
+            fw->be->ops->upload(fw->be,
+                                fw->x.data + (image->row0 + j) * fw->x.stride,
+                                image->soft + (size_t)j * fw->x.n_cols,
+                                row_bytes);
+    }
+}
+
 /* x = scaled embeddings; canvases: normed sum with the gated soft embedding,
  * which is exactly zero on a first step. */
 static void
@@ -249,6 +270,7 @@ embed(struct ns_forward *fw, const struct ns_batch *batch)
 
     ops->embed(fw->be, some(fw->x, 0, batch->n_rows), &w->embedding,
                batch->pass.ids, w->embedding_scale);
+    place_images(fw, batch);
     if (n > 0) {
         struct ns_rows soft = some(fw->soft, 0, n);
         struct ns_rows inner = some(fw->inner, 0, n);

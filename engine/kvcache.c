@@ -44,6 +44,8 @@ struct pool {
 struct ns_kv_hold {
     struct node **path; /* nodes of its prompt's whole pages */
     uint32_t n_path;
+    uint32_t *cut; /* [n_path + 1]: where a fork behind i pages is cut down to,
+                    * so that no picture is shared in part */
     uint32_t slot; /* NONE: not admitted */
     uint32_t keep_from, keep_to; /* nodes it asked to keep */
     uint32_t settled;            /* positions */
@@ -496,6 +498,33 @@ window_page(const struct ns_kvcache *kv, uint32_t at)
 }
 
 static void
+find_cuts(struct ns_kv_hold *hold, uint32_t n_pages,
+          const struct ns_whole *whole, uint32_t n_whole)
+{
+    uint32_t w = 0;
+
+    for (uint32_t i = 0; i <= n_pages; i++) {
+        uint32_t border = i * NS_PAGE;
+
+        while (w < n_whole && whole[w].end <= border)
+            w++;
+        hold->cut[i] = w < n_whole && whole[w].first < border
+                           ? hold->cut[whole[w].first / NS_PAGE]
+                           : i;
+    }
+}
+
+/* What a sequence that forks off behind n pages will look back to stays. */
+static void
+keep_in_front(const struct ns_kvcache *kv, struct ns_kv_hold *hold, uint32_t n)
+{
+    hold->keep_to = hold->cut[n];
+    hold->keep_from = window_page(kv, hold->keep_to * NS_PAGE);
+    if (hold->keep_to == 0)
+        hold->keep_from = 0;
+}
+
+static void
 unkeep(struct ns_kv_hold *hold)
 {
     for (uint32_t i = hold->keep_from; i < hold->keep_to; i++)
@@ -505,6 +534,7 @@ unkeep(struct ns_kv_hold *hold)
 
 enum ns_status
 ns_kvcache_declare(struct ns_kvcache *kv, const int32_t *ids, uint32_t n,
+                   const struct ns_whole *whole, uint32_t n_whole,
                    struct ns_kv_hold **out, struct ns_error *err)
 {
     struct ns_kv_hold *hold = calloc(1, sizeof(*hold));
@@ -517,8 +547,10 @@ ns_kvcache_declare(struct ns_kvcache *kv, const int32_t *ids, uint32_t n,
         goto oom;
     hold->slot = NONE;
     hold->path = calloc(n_pages ? n_pages : 1, sizeof(struct node *));
-    if (!hold->path)
+    hold->cut = calloc((size_t)n_pages + 1, sizeof(*hold->cut));
+    if (!hold->path || !hold->cut)
         goto oom;
+    find_cuts(hold, n_pages, whole, n_whole);
     for (uint32_t i = 0; i < n_pages; i++) {
         const int32_t *tokens = ids + (size_t)i * NS_PAGE;
         uint64_t hash = page_hash(parent, tokens);
@@ -528,20 +560,16 @@ ns_kvcache_declare(struct ns_kvcache *kv, const int32_t *ids, uint32_t n,
             node = add_node(kv, parent, hash, tokens);
             if (!node)
                 goto oom;
-            if (known && i > 0) { /* the fork: what is in front of it stays */
-                hold->keep_from = window_page(kv, i * NS_PAGE);
-                hold->keep_to = i;
-            }
+            if (known && i > 0)
+                keep_in_front(kv, hold, i);
             known = false;
         }
         node->users++;
         hold->path[hold->n_path++] = node;
         parent = node;
     }
-    if (known && n_pages > 0) {
-        hold->keep_from = window_page(kv, n_pages * NS_PAGE);
-        hold->keep_to = n_pages;
-    }
+    if (known && n_pages > 0)
+        keep_in_front(kv, hold, n_pages);
     for (uint32_t i = hold->keep_from; i < hold->keep_to; i++)
         hold->path[i]->keep++;
     *out = hold;
@@ -568,6 +596,7 @@ ns_kvcache_drop(struct ns_kvcache *kv, struct ns_kv_hold *hold)
         prune(kv, node);
     }
     free(hold->path);
+    free(hold->cut);
     free(hold);
 }
 
@@ -608,7 +637,8 @@ adoptable(const struct ns_kvcache *kv, const struct ns_kv_hold *hold,
     for (i = 0; i < hold->n_path && hold->path[i]->ready; i++) {
         if (hold->path[i]->page[SLIDING] == NONE)
             behind_gap = i + 1;
-        if (window_page(kv, (i + 1) * NS_PAGE) >= behind_gap)
+        if (hold->cut[i + 1] == i + 1 &&
+            window_page(kv, (i + 1) * NS_PAGE) >= behind_gap)
             best = i + 1;
     }
     *n_ready = i;

@@ -29,6 +29,7 @@
 
 #include "base/error.h"
 #include "engine/model.h"
+#include "engine/planner.h"
 #include "kernels/backend.h"
 
 struct ns_kvcache;
@@ -64,10 +65,14 @@ uint32_t ns_kvcache_table_stride(const struct ns_kvcache *kv);
 /* One sequence's hold on the cache. */
 struct ns_kv_hold;
 
-/* Makes a hold for a prompt; nothing is taken yet but nodes. `ids` is
- * borrowed for the call. The last prompt token is never shared. */
+/* Makes a hold for a prompt; nothing is taken yet but nodes. `ids` is what
+ * tells prompts apart: tokens, and in the place of a picture's placeholders
+ * what stands for its content. `whole` are the pictures, rising: they are
+ * shared whole or not at all. Both are borrowed for the call. The last prompt
+ * token is never shared. */
 enum ns_status ns_kvcache_declare(struct ns_kvcache *kv, const int32_t *ids,
-                                  uint32_t n, struct ns_kv_hold **out,
+                                  uint32_t n, const struct ns_whole *whole,
+                                  uint32_t n_whole, struct ns_kv_hold **out,
                                   struct ns_error *err);
 void ns_kvcache_drop(struct ns_kvcache *kv,
                      struct ns_kv_hold *hold); /* takes NULL; releases too */

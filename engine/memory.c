@@ -5,6 +5,7 @@
 
 #include "engine/forward.h"
 #include "engine/kvcache.h"
+#include "engine/vision.h"
 
 static uint64_t
 available_bytes(void)
@@ -38,6 +39,8 @@ ns_memory_defaults(const struct ns_model *model,
         o.reserve_tokens = 2048;
     if (o.age_step_s == 0)
         o.age_step_s = 600;
+    if (o.image_cache_bytes == 0)
+        o.image_cache_bytes = (uint64_t)128 << 20;
     return o;
 }
 
@@ -45,9 +48,11 @@ uint32_t
 ns_memory_rows(const struct ns_model *model,
                const struct ns_engine_options *options)
 {
-    uint32_t length = model->config.canvas_length;
+    uint32_t rows = model->config.canvas_length;
 
-    return options->pass_tokens > length ? options->pass_tokens : length;
+    if (ns_model_sees(model) && rows < NS_IMAGE_MAX_TOKENS)
+        rows = NS_IMAGE_MAX_TOKENS; /* a picture goes into one pass whole */
+    return options->pass_tokens > rows ? options->pass_tokens : rows;
 }
 
 static uint64_t
@@ -75,6 +80,9 @@ ns_memory_plan(const struct ns_model *model,
 
     ns_forward_bytes(model, rows, options->max_sequences,
                      &plan.workspace_bytes, &plan.canvas_bytes);
+    if (ns_model_sees(model))
+        plan.workspace_bytes += ns_vision_bytes(model) +
+                                options->image_cache_bytes;
     plan.full_page_bytes = ns_kvcache_full_page_bytes(config, rotated,
                                                       options->kv_plain);
     plan.sliding_page_bytes = ns_kvcache_sliding_page_bytes(config);

@@ -36,6 +36,7 @@ struct binder {
     enum ns_status status;
     bool packing;       /* the second walk */
     enum ns_part part;  /* that sizes are added to */
+    bool in_tower;      /* they are the vision tower's, no part of the text */
     char prefix[64];    /* of the names that follow */
     float *host;        /* the vectors, on their way to the device */
     size_t n_floats;    /* of the vectors so far */
@@ -264,7 +265,11 @@ static void
 count(struct binder *b, const struct ns_stored_tensor *tensor,
       enum ns_part part)
 {
-    if (!b->packing)
+    if (b->packing)
+        return;
+    if (b->in_tower)
+        b->model->n_vision_parameters += elements(tensor);
+    else
         b->model->part_parameters[part] += elements(tensor);
 }
 
@@ -348,8 +353,13 @@ weight(struct binder *b, enum ns_packing packing,
         sources[i] = as_matrix(tensors[i]);
     }
     if (!b->packing) {
-        b->model->part_bytes[b->part] +=
-            b->be->ops->packed_bytes(b->be, packing, sources, n_tensors);
+        size_t bytes = b->be->ops->packed_bytes(b->be, packing, sources,
+                                                n_tensors);
+
+        if (b->in_tower)
+            b->model->vision_bytes += bytes;
+        else
+            b->model->part_bytes[b->part] += bytes;
         return;
     }
     for (uint32_t i = 0; i < n_tensors; i++)
@@ -560,71 +570,116 @@ text_weights(struct binder *b)
         layer_weights(b, i);
 }
 
+/* A tensor that is only checked: the limits of clipped linears. */
 static void
-vision_tensor(struct binder *b, const char *suffix, struct shape shape)
+vision_scalar(struct binder *b, const char *name)
 {
-    const struct ns_stored_tensor *tensor = need(b, suffix, false, shape);
+    const struct ns_stored_tensor *tensor =
+        need(b, name, false, scalar_shape());
 
     if (tensor)
-        b->model->n_vision_parameters += elements(tensor);
+        count(b, tensor, b->part);
 }
 
-/* One projection, with the limits of its clamps where the tower has them. */
-static void
-vision_linear(struct binder *b, const char *module, uint64_t n, uint64_t k)
+/* One projection's tensor, and the limits of its clamps where the tower has
+ * them. */
+static const struct ns_stored_tensor *
+vision_matrix(struct binder *b, const char *module, uint64_t n, uint64_t k)
 {
     static const char *const limits[] = { "input_min", "input_max",
                                           "output_min", "output_max" };
     char name[64];
 
-    snprintf(name, sizeof(name), "%s.linear.weight", module);
-    vision_tensor(b, name, shape2(n, k));
     for (int i = 0; i < 4 && b->model->config.vision.clipped; i++) {
         snprintf(name, sizeof(name), "%s.%s", module, limits[i]);
-        vision_tensor(b, name, scalar_shape());
+        vision_scalar(b, name);
     }
+    snprintf(name, sizeof(name), "%s.linear.weight", module);
+    return need(b, name, false, shape2(n, k));
 }
 
-/* The tower is known, so that it is checked and not reported as unused. It is
- * not packed: nothing computes with it yet. */
+static void
+vision_layer(struct binder *b, struct ns_vision_layer_weights *w)
+{
+    const struct ns_vision_config *v = &b->model->config.vision;
+    uint64_t nq = (uint64_t)v->n_heads * v->head_dim;
+    const struct ns_stored_tensor *qkv[MAX_SOURCES] = {
+        vision_matrix(b, "self_attn.q_proj", nq, v->hidden),
+        vision_matrix(b, "self_attn.k_proj", nq, v->hidden),
+        vision_matrix(b, "self_attn.v_proj", nq, v->hidden),
+    };
+    const struct ns_stored_tensor *o[MAX_SOURCES] = {
+        vision_matrix(b, "self_attn.o_proj", v->hidden, nq),
+    };
+    const struct ns_stored_tensor *gate_up[MAX_SOURCES] = {
+        vision_matrix(b, "mlp.gate_proj", v->intermediate, v->hidden),
+        vision_matrix(b, "mlp.up_proj", v->intermediate, v->hidden),
+    };
+    const struct ns_stored_tensor *down[MAX_SOURCES] = {
+        vision_matrix(b, "mlp.down_proj", v->hidden, v->intermediate),
+    };
+
+    weight(b, NS_PACK_LINEAR, qkv, 3, &w->qkv);
+    weight(b, NS_PACK_LINEAR, o, 1, &w->o);
+    weight(b, NS_PACK_GATED, gate_up, 2, &w->gated);
+    weight(b, NS_PACK_LINEAR, down, 1, &w->down);
+    vector(b, "self_attn.q_norm.weight", false, v->head_dim, 1.0, &w->q_norm);
+    vector(b, "self_attn.k_norm.weight", false, v->head_dim, 1.0, &w->k_norm);
+    vector(b, "input_layernorm.weight", false, v->hidden, 1.0,
+           &w->input_norm);
+    vector(b, "post_attention_layernorm.weight", false, v->hidden, 1.0,
+           &w->post_attention_norm);
+    vector(b, "pre_feedforward_layernorm.weight", false, v->hidden, 1.0,
+           &w->pre_mlp_norm);
+    vector(b, "post_feedforward_layernorm.weight", false, v->hidden, 1.0,
+           &w->post_mlp_norm);
+}
+
+/* The table of places is looked up, not multiplied: it lies with the norms. */
+static void
+vision_positions(struct binder *b, struct ns_vision_weights *w)
+{
+    const struct ns_vision_config *v = &b->model->config.vision;
+    const struct ns_stored_tensor *tensor =
+        need(b, "patch_embedder.position_embedding_table", false,
+             shape3(2, v->n_positions, v->hidden));
+    float *host;
+
+    if (!tensor)
+        return;
+    w->position = vector_room(b, (size_t)elements(tensor), &host);
+    count(b, tensor, b->part);
+    read_floats(b, tensor, 1.0, host);
+}
+
+/* Everything counts as the tower's own, vectors too. */
 static void
 vision_weights(struct binder *b)
 {
     const struct ns_config *c = &b->model->config;
     const struct ns_vision_config *v = &c->vision;
-    uint64_t nq = (uint64_t)v->n_heads * v->head_dim;
+    struct ns_vision_weights *w = &b->model->weights.vision;
 
+    b->part = NS_N_PARTS;
+    b->in_tower = true;
     snprintf(b->prefix, sizeof(b->prefix), "model.encoder.embed_vision.");
-    vision_tensor(b, "embedding_projection.weight",
-                  shape2(c->hidden, v->hidden));
+    linear(b, "embedding_projection.weight", false,
+           shape2(c->hidden, v->hidden), &w->projection);
     snprintf(b->prefix, sizeof(b->prefix), TOWER);
-    vision_tensor(b, "patch_embedder.input_proj.weight",
-                  shape2(v->hidden, 3ull * v->patch * v->patch));
-    vision_tensor(b, "patch_embedder.position_embedding_table",
-                  shape3(2, v->n_positions, v->hidden));
+    linear(b, "patch_embedder.input_proj.weight", false,
+           shape2(v->hidden, 3ull * v->patch * v->patch), &w->patch);
+    vision_positions(b, w);
     if (v->standardize) {
-        vision_tensor(b, "std_bias", shape1(v->hidden));
-        vision_tensor(b, "std_scale", shape1(v->hidden));
+        vector(b, "std_bias", false, v->hidden, 1.0, &w->std_bias);
+        vector(b, "std_scale", false, v->hidden, 1.0, &w->std_scale);
     }
-    for (uint32_t i = 0; i < v->n_layers; i++) {
+    w->frequency = frequencies(b, v->head_dim / 2, v->head_dim / 4,
+                               v->rope_theta, 1.0f);
+    for (uint32_t i = 0; i < v->n_layers && b->status == NS_OK; i++) {
         snprintf(b->prefix, sizeof(b->prefix), TOWER "encoder.layers.%u.", i);
-        vision_linear(b, "self_attn.q_proj", nq, v->hidden);
-        vision_linear(b, "self_attn.k_proj", nq, v->hidden);
-        vision_linear(b, "self_attn.v_proj", nq, v->hidden);
-        vision_linear(b, "self_attn.o_proj", v->hidden, nq);
-        vision_tensor(b, "self_attn.q_norm.weight", shape1(v->head_dim));
-        vision_tensor(b, "self_attn.k_norm.weight", shape1(v->head_dim));
-        vision_linear(b, "mlp.gate_proj", v->intermediate, v->hidden);
-        vision_linear(b, "mlp.up_proj", v->intermediate, v->hidden);
-        vision_linear(b, "mlp.down_proj", v->hidden, v->intermediate);
-        vision_tensor(b, "input_layernorm.weight", shape1(v->hidden));
-        vision_tensor(b, "post_attention_layernorm.weight",
-                      shape1(v->hidden));
-        vision_tensor(b, "pre_feedforward_layernorm.weight",
-                      shape1(v->hidden));
-        vision_tensor(b, "post_feedforward_layernorm.weight",
-                      shape1(v->hidden));
+        vision_layer(b, &w->layer[i]);
     }
+    b->in_tower = false;
 }
 
 static bool
@@ -672,21 +727,33 @@ survey(struct binder *b)
     struct ns_model *model = b->model;
     struct ns_config *c = &model->config;
     uint64_t *parameters = model->part_parameters;
+    size_t n_text_floats;
 
     text_weights(b);
+    n_text_floats = b->n_floats;
     if (b->status == NS_OK && c->vision.hidden > 0 && has_tower(b)) {
         c->vision.present = true;
         if (c->image_id < 0 || c->image_begin_id < 0 || c->image_end_id < 0)
             fail(b, NS_REJECT,
                  "config.json: the image token ids are outside the vocabulary "
                  "of %u, and the checkpoint has a vision tower", c->vocab);
+        model->weights.vision.layer =
+            calloc(c->vision.n_layers, sizeof(*model->weights.vision.layer));
+        if (!model->weights.vision.layer)
+            fail(b, NS_FATAL, "out of memory opening a model");
         vision_weights(b);
+        model->vision_bytes += (b->n_floats - n_text_floats) * sizeof(float);
+        if (!ns_model_sees(model)) { /* checked, but nothing computes it */
+            model->vision_bytes = 0;
+            b->n_floats = n_text_floats;
+        }
     }
     if (b->status != NS_OK)
         return;
     list_unused(b);
 
-    model->part_bytes[NS_PART_VECTORS] = b->n_floats * sizeof(float);
+    model->part_bytes[NS_PART_VECTORS] = n_text_floats * sizeof(float);
+    model->weight_bytes = model->vision_bytes;
     for (int i = 0; i < NS_N_PARTS; i++) {
         model->n_parameters += parameters[i];
         model->weight_bytes += model->part_bytes[i];
@@ -721,6 +788,8 @@ pack(struct binder *b)
     b->model->weights.vectors = vectors;
     b->packing = true;
     text_weights(b);
+    if (ns_model_sees(b->model))
+        vision_weights(b);
     if (b->status != NS_OK)
         return;
     b->be->ops->upload(b->be, vectors, b->host, n_floats * sizeof(float));
@@ -944,11 +1013,21 @@ ns_model_close(struct ns_model *model)
         drop(model->backend, &w->layer[i].experts_gated);
         drop(model->backend, &w->layer[i].experts_down);
     }
+    for (uint32_t i = 0; w->vision.layer && i < model->config.vision.n_layers;
+         i++) {
+        drop(model->backend, &w->vision.layer[i].qkv);
+        drop(model->backend, &w->vision.layer[i].o);
+        drop(model->backend, &w->vision.layer[i].gated);
+        drop(model->backend, &w->vision.layer[i].down);
+    }
+    drop(model->backend, &w->vision.projection);
+    drop(model->backend, &w->vision.patch);
     drop(model->backend, &w->sc_down);
     drop(model->backend, &w->sc_gated);
     drop(model->backend, &w->embedding);
     if (w->vectors)
         model->backend->ops->release(model->backend, w->vectors);
+    free(w->vision.layer);
     free(w->layer);
     for (size_t i = 0; i < model->n_unused; i++)
         free(model->unused[i]);
@@ -1026,13 +1105,14 @@ ns_model_print(const struct ns_model *model, FILE *file)
                 (double)model->part_bytes[i] / 1e6);
     fprintf(file, "%-20s %15llu %12.1f\n", "all",
             (unsigned long long)model->n_parameters,
-            (double)model->weight_bytes / 1e6);
+            (double)(model->weight_bytes - model->vision_bytes) / 1e6);
     fprintf(file, "%-20s %15llu\n", "active for a token",
             (unsigned long long)model->n_active);
     if (model->config.vision.present)
-        fprintf(file, "%-20s %15llu   in the file, not loaded\n",
-                "vision tower",
-                (unsigned long long)model->n_vision_parameters);
+        fprintf(file, "%-20s %15llu %12.1f%s\n", "vision tower",
+                (unsigned long long)model->n_vision_parameters,
+                (double)model->vision_bytes / 1e6,
+                ns_model_sees(model) ? "" : "   clipped: not loaded");
 
     if (model->n_copies > 0)
         fprintf(file, "\n%u stored copies of shared tensors, read from one\n",

@@ -84,6 +84,22 @@ struct ns_layer_weights {
     float scalar[2];     /* layer_scalar: [0] encoder, [1] decoder */
 };
 
+struct ns_vision_layer_weights {
+    struct ns_weight qkv, o, gated, down;
+    /* device, fp32 */
+    float *input_norm, *q_norm, *k_norm, *post_attention_norm;
+    float *pre_mlp_norm, *post_mlp_norm;
+};
+
+struct ns_vision_weights { /* zero where ns_model_sees is false */
+    struct ns_weight patch;      /* patch values to Hv */
+    struct ns_weight projection; /* Hv to H */
+    float *position;             /* device: [2][n_positions][Hv], x then y */
+    float *std_bias, *std_scale; /* device; NULL: not standardized */
+    float *frequency;            /* device: [d / 4] */
+    struct ns_vision_layer_weights *layer; /* [vision.n_layers] */
+};
+
 struct ns_weights {
     struct ns_weight embedding;
     float *final_norm, *sc_pre_norm; /* device */
@@ -92,6 +108,7 @@ struct ns_weights {
     uint32_t n_rotated_full; /* pairs that turn on full layers */
     float embedding_scale;   /* sqrt(H) rounded to the weight type */
     struct ns_layer_weights *layer; /* [n_layers] */
+    struct ns_vision_weights vision;
     float *vectors; /* device: all the float pointers above point into it */
 };
 
@@ -113,7 +130,7 @@ struct ns_model {
     enum ns_dtype dtype;  /* of the checkpoint's matrices */
     uint64_t n_parameters; /* of the text model */
     uint64_t n_active;     /* of them, what one token goes through */
-    uint64_t n_vision_parameters; /* known, not packed yet */
+    uint64_t n_vision_parameters, vision_bytes; /* bytes: packed */
     uint64_t weight_bytes; /* packed, on the backend */
     uint64_t part_parameters[NS_N_PARTS], part_bytes[NS_N_PARTS]; /* packed */
     uint64_t file_bytes;   /* all shards */
@@ -147,6 +164,14 @@ enum ns_status ns_model_open(const char *directory, struct ns_backend *be,
                              struct ns_model **out, struct ns_error *err);
 /* Takes NULL; before the backend is closed. */
 void ns_model_close(struct ns_model *model);
+
+/* Whether pictures can be encoded: there is a tower, and it is of the kind
+ * that is built (clipped linears are not: its text model works). */
+static inline bool
+ns_model_sees(const struct ns_model *model)
+{
+    return model->config.vision.present && !model->config.vision.clipped;
+}
 
 /* For people: what it is, shapes, parameters, bytes by part, what is unused. */
 void ns_model_print(const struct ns_model *model, FILE *file);

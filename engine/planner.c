@@ -42,31 +42,95 @@ grant_whole(struct filling *f, uint32_t rows)
     return true;
 }
 
+/* The longest chunk of up to `most` rows that cuts nothing that is whole; 0 if
+ * something whole begins right there and is longer. */
+static uint32_t
+chunk(const struct ns_want *want, uint32_t most)
+{
+    uint32_t rows = want->n_encode < most ? want->n_encode : most;
+
+    for (uint32_t i = 0; i < want->n_whole; i++) {
+        const struct ns_whole *whole = &want->whole[i];
+        uint32_t end = want->at + rows;
+
+        if (whole->first < end && end < whole->end)
+            return whole->first > want->at ? whole->first - want->at : 0;
+    }
+    return rows;
+}
+
+/* What has to go into one pass before anything else of this sequence can. */
+static uint32_t
+least(const struct ns_want *want)
+{
+    for (uint32_t i = 0; i < want->n_whole; i++)
+        if (want->whole[i].first <= want->at && want->at < want->whole[i].end)
+            return want->whole[i].end - want->at;
+    return 1;
+}
+
+static bool
+grant_prefill(struct filling *f, const struct ns_want *want, uint32_t rows,
+              struct ns_grant *grant)
+{
+    if (rows == 0 || !grant_whole(f, rows))
+        return false;
+    grant->n_encode = rows;
+    if (rows == want->n_encode && want->n_canvas > 0 &&
+        grant_whole(f, want->n_canvas))
+        grant->canvas = true;
+    return true;
+}
+
+/* Fills with `first` (n: none) in front. Returns the first sequence whose
+ * picture found too little room where text would have found some; or n. */
+static uint32_t
+fill(const struct ns_want *want, uint32_t n, struct filling *f, uint32_t first,
+     struct ns_grant *grant)
+{
+    uint32_t stuck = n;
+
+    for (uint32_t i = 0; i < n; i++)
+        grant[i] = (struct ns_grant){ 0, false };
+    if (first < n) {
+        uint32_t rows = chunk(&want[first], f->left);
+
+        (void)grant_prefill(f, &want[first],
+                            rows > 0 ? rows : least(&want[first]),
+                            &grant[first]);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (!want[i].prefill && want[i].n_encode > 0 &&
+            grant_whole(f, want[i].n_encode))
+            grant[i].n_encode = want[i].n_encode;
+    for (uint32_t i = 0; i < n; i++)
+        if (want[i].n_canvas > 0 && !grant[i].canvas &&
+            grant[i].n_encode == want[i].n_encode &&
+            grant_whole(f, want[i].n_canvas))
+            grant[i].canvas = true;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t rows;
+
+        if (!want[i].prefill || grant[i].n_encode > 0)
+            continue;
+        rows = chunk(&want[i], f->left);
+        if (!grant_prefill(f, &want[i], rows, &grant[i]) && stuck == n &&
+            rows == 0 && f->left > 0)
+            stuck = i;
+    }
+    return stuck;
+}
+
 uint32_t
 ns_planner_fill(const struct ns_want *want, uint32_t n, uint32_t budget,
                 uint32_t max_segments, struct ns_grant *grant)
 {
     struct filling f = { budget, 0, 0, max_segments };
+    uint32_t stuck = fill(want, n, &f, n, grant);
 
-    for (uint32_t i = 0; i < n; i++) {
-        grant[i] = (struct ns_grant){ 0, false };
-        if (!want[i].prefill && want[i].n_encode > 0 &&
-            grant_whole(&f, want[i].n_encode))
-            grant[i].n_encode = want[i].n_encode;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        if (want[i].n_canvas > 0 && grant[i].n_encode == want[i].n_encode &&
-            grant_whole(&f, want[i].n_canvas))
-            grant[i].canvas = true;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t rows = want[i].n_encode < f.left ? want[i].n_encode : f.left;
-
-        if (!want[i].prefill || rows == 0 || !grant_whole(&f, rows))
-            continue;
-        grant[i].n_encode = rows;
-        if (rows == want[i].n_encode && want[i].n_canvas > 0 &&
-            grant_whole(&f, want[i].n_canvas))
-            grant[i].canvas = true;
+    if (stuck < n) {
+        f = (struct filling){ budget, 0, 0, max_segments };
+        fill(want, n, &f, stuck, grant);
     }
     return f.used;
 }

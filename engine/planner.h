@@ -27,12 +27,21 @@ struct ns_rank {
 int ns_rank_compare(const struct ns_rank *a, const struct ns_rank *b,
                     uint32_t age_step_ms);
 
+/* Positions first..end - 1 of a prompt that go into one pass together: what a
+ * picture stands for. */
+struct ns_whole {
+    uint32_t first, end;
+};
+
 /* What a running sequence wants of the next pass. */
 struct ns_want {
     uint32_t n_encode; /* known tokens to put behind the prefix */
-    bool prefill;      /* they may be cut into chunks */
+    bool prefill;      /* they may be cut into chunks, but not inside of these */
     uint32_t n_canvas; /* rows of a canvas that may run once all are encoded,
                         * in the same pass if there is room; 0: none */
+    uint32_t at;       /* position of the first known token */
+    const struct ns_whole *whole; /* rising, borrowed for the call */
+    uint32_t n_whole;
 };
 
 struct ns_grant {
@@ -41,7 +50,9 @@ struct ns_grant {
 };
 
 /* Fills `grant` for the n running sequences, given in rank order. The sum of
- * rows stays within `budget`, but for a first segment that alone is larger.
+ * rows stays within `budget`, but for a first segment that alone is larger. A
+ * picture that does not fit into what the others leave of a pass goes first
+ * into this one: else there might never be room for it.
  * Returns the rows granted. */
 uint32_t ns_planner_fill(const struct ns_want *want, uint32_t n,
                          uint32_t budget, uint32_t max_segments,

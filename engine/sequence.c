@@ -75,10 +75,13 @@ ns_sequence_create(const struct ns_request *request,
     seq->rank.length = request->n_prompt + request->max_tokens;
     seq->capacity = request->n_prompt + request->n_resume +
                     request->max_tokens + 1;
+    seq->whole = calloc(request->n_images + 1u, sizeof(*seq->whole));
+    seq->group = calloc(request->n_images + 1u, sizeof(*seq->group));
     seq->known = calloc(seq->capacity, sizeof(int32_t));
     seq->carry = calloc(length, sizeof(int32_t));
     seq->uniform = calloc(length, sizeof(double));
-    if (!seq->known || !seq->carry || !seq->uniform) {
+    if (!seq->known || !seq->carry || !seq->uniform || !seq->whole ||
+        !seq->group) {
         status = ns_fail(err, NS_FATAL, "out of memory for a sequence of "
                          "%u tokens", seq->capacity);
         goto out;
@@ -91,6 +94,18 @@ ns_sequence_create(const struct ns_request *request,
         goto out;
     memcpy(seq->known, request->prompt, request->n_prompt * sizeof(int32_t));
     seq->n_known = request->n_prompt;
+    for (uint32_t i = 0; i < request->n_images; i++) {
+        const struct ns_request_image *image = &request->images[i];
+        uint32_t n_tokens = image->image->size.n_tokens;
+
+        seq->whole[i] = (struct ns_whole){ image->position,
+                                           image->position + n_tokens };
+        seq->group[i] = (struct ns_batch_group){
+            .first = image->position,
+            .end = image->position + n_tokens,
+        };
+        seq->usage.image_tokens += n_tokens;
+    }
     for (uint32_t i = 0; i < request->n_resume; i++)
         append(seq, request->resume[i]);
     seq->block_start = seq->n_known;
@@ -111,6 +126,8 @@ ns_sequence_destroy(struct ns_sequence *seq)
         return;
     ns_canvas_fini(&seq->canvas);
     ns_reply_destroy(seq->reply);
+    free(seq->whole);
+    free(seq->group);
     free(seq->known);
     free(seq->carry);
     free(seq->uniform);
@@ -147,7 +164,12 @@ canvas_length(const struct ns_sequence *seq)
 struct ns_want
 ns_sequence_want(struct ns_sequence *seq)
 {
-    struct ns_want want = { .n_encode = seq->n_known - seq->n_cached };
+    struct ns_want want = {
+        .n_encode = seq->n_known - seq->n_cached,
+        .at = seq->n_cached,
+        .whole = seq->whole,
+        .n_whole = seq->request.n_images,
+    };
 
     if (seq->drafted) {
         want.n_encode = seq->canvas.length;

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/batch.h"
 #include "engine/canvas.h"
 #include "engine/engine.h"
 #include "engine/kvcache.h"
@@ -53,6 +54,9 @@ struct ns_sequence {
     uint32_t n_cached;
     uint32_t block_start; /* first answer token of the block being reported */
     uint32_t next_block;  /* index of that block */
+
+    struct ns_whole *whole; /* [n_images]: the placeholders of each picture */
+    struct ns_batch_group *group; /* [n_images]: the same, for the batch */
 
     struct ns_canvas canvas;
     struct ns_denoise_options denoise;

@@ -12,6 +12,7 @@
 #include "engine/canvas.h"
 #include "engine/engine.h"
 #include "engine/forward.h"
+#include "engine/vision.h"
 
 struct ns_trace {
     void *ctx;
@@ -31,6 +32,7 @@ struct ns_trace {
 void ns_engine_set_trace(struct ns_engine *engine,
                          const struct ns_trace *trace); /* borrowed */
 struct ns_forward *ns_engine_forward(struct ns_engine *engine);
+struct ns_vision *ns_engine_vision(struct ns_engine *engine); /* or NULL */
 struct ns_kvcache *ns_engine_kvcache(struct ns_engine *engine);
 
 #endif

@@ -139,6 +139,20 @@ struct ns_attention {
     const float *k_norm;  /* device: for compact pages */
 };
 
+/* Rows are the patches of pictures: heads normed (q and k with their weights),
+ * then the first half of a head turned by x and the second by y, each like a
+ * head of its own. What sees what, attention() is told: a picture is a canvas
+ * without a prefix. q, k and v may be the columns of qkv. */
+struct ns_patch_qkv {
+    struct ns_rows qkv;           /* [rows, 3 * n * d] */
+    struct ns_rows q, k, v;       /* out [rows, n * d] */
+    const float *q_norm, *k_norm; /* device, [d] */
+    const float *frequency;       /* device, [d / 4] */
+    const int32_t *x, *y;         /* device: place in the grid of patches */
+    float eps;
+    uint32_t n_heads;
+};
+
 /* Head: soft-capped logits z of each row against the whole table, never held
  * whole. l = z * inv_temperature. A row with a NaN among its logits gets argmax
  * and sample 0 and an entropy of NaN, by which its job is failed; its soft row
@@ -167,6 +181,8 @@ struct ns_backend_sizes {
     uint32_t hidden, vocab;
     uint32_t n_heads, n_kv_heads, head_dim; /* the largest of any layer */
     uint32_t n_experts, top_k, expert_dim;
+    uint32_t n_patches; /* rows of linear, gated and attention over pictures;
+                         * 0: the model has no vision tower */
 };
 
 struct ns_backend;
@@ -250,6 +266,19 @@ struct ns_backend_ops {
                     const struct ns_weight *gate_up,
                     const struct ns_weight *down);
     void (*head)(struct ns_backend *be, const struct ns_head *args);
+    /* rows[i] += table[0][x[i]] + table[1][y[i]]; table: device, two tables of
+     * n_positions rows as wide as `rows`; x, y: device, below n_positions */
+    void (*patch_place)(struct ns_backend *be, struct ns_rows rows,
+                        const float *table, uint32_t n_positions,
+                        const int32_t *x, const int32_t *y);
+    void (*patch_qkv)(struct ns_backend *be, const struct ns_patch_qkv *args);
+    /* y[i] = scale * mean of the side * side rows of x whose corner is row
+     * corner[i], the grid's next line `columns[i]` rows on; then, unless NULL,
+     * minus bias, times std. corner, columns: host; bias, std: device. */
+    void (*patch_pool)(struct ns_backend *be, struct ns_rows y,
+                       struct ns_rows x, const uint32_t *corner,
+                       const uint32_t *columns, uint32_t side, float scale,
+                       const float *bias, const float *std);
     /* Whole logits of a few rows into host memory [n][V]: tests, and nothing
      * else, want these. */
     void (*logits)(struct ns_backend *be, struct ns_rows h,

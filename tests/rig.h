@@ -16,6 +16,7 @@
 #include "engine/forward.h"
 #include "engine/kvcache.h"
 #include "engine/model.h"
+#include "engine/vision.h"
 
 struct rig {
     struct ns_backend *be;
@@ -24,6 +25,8 @@ struct rig {
     struct ns_batch *batch;
     struct ns_forward *fw;
     struct ns_kv_hold *hold;
+    const struct ns_batch_group *group; /* of the sequence's pictures */
+    uint32_t n_groups;
     /* caught by the last run; [layer][row][...] */
     float *hidden, *input, *final_hidden, *weights, *probs, *logits;
     int32_t *index;
@@ -93,7 +96,7 @@ rig_restart(struct rig *rig, struct ns_error *err)
 
     ns_kvcache_drop(rig->kv, rig->hold);
     rig->hold = NULL;
-    status = ns_kvcache_declare(rig->kv, NULL, 0, &rig->hold, err);
+    status = ns_kvcache_declare(rig->kv, NULL, 0, NULL, 0, &rig->hold, err);
     if (status != NS_OK)
         return status;
     if (ns_kvcache_admit(rig->kv, rig->hold, 1024, &cached) != NS_ADMITTED)
@@ -165,6 +168,8 @@ rig_run(struct rig *rig, enum ns_segment_kind kind, const int32_t *tokens,
         .position = position, .n_tokens = n, .tokens = tokens,
         .soft_in = soft != NULL, .head = NS_HEAD_ALL,
         .inv_temperature = 1.0f, .top_p = 1.0f,
+        .group = rig->group,
+        .n_groups = kind == NS_SEGMENT_PREFILL ? rig->n_groups : 0,
     };
 
     if (soft) {

@@ -261,6 +261,14 @@ reserved(const struct ns_backend *be, uint32_t n_rows)
     return n_rows <= ((const struct cpu *)be)->sizes.n_rows;
 }
 
+/* The same for ops that pictures use too. */
+static bool
+reserved_patches(const struct ns_backend *be, uint32_t n_rows)
+{
+    return reserved(be, n_rows) ||
+           n_rows <= ((const struct cpu *)be)->sizes.n_patches;
+}
+
 static void
 op_embed(struct ns_backend *be, struct ns_rows y,
          const struct ns_weight *table, const int32_t *ids, float scale)
@@ -344,7 +352,7 @@ op_linear(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 {
     assert(w->packing == NS_PACK_LINEAR && w->count == 1);
     assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved(be, x.n_rows));
+    assert(reserved_patches(be, x.n_rows));
     TIMED(be, linear(be, y, x, w));
 }
 
@@ -354,7 +362,7 @@ op_gated(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 {
     assert(w->packing == NS_PACK_GATED && w->count == 1);
     assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved(be, x.n_rows));
+    assert(reserved_patches(be, x.n_rows));
     TIMED(be, gated(be, y, x, w));
 }
 
@@ -384,7 +392,8 @@ op_attention(struct ns_backend *be, const struct ns_pass *pass,
     assert(same_shape(args->out, args->q));
     assert(args->q.n_cols == args->n_heads * kv->head_dim);
     assert(args->n_heads % kv->n_kv_heads == 0);
-    assert(args->q.n_rows == pass->n_rows && reserved(be, pass->n_rows));
+    assert(args->q.n_rows == pass->n_rows);
+    assert(reserved_patches(be, pass->n_rows));
     assert(!kv->compact || args->k_norm);
     TIMED(be, attention(be, pass, args));
 }
@@ -425,6 +434,37 @@ op_head(struct ns_backend *be, const struct ns_head *args)
     assert(args->n_soft <= args->h.n_rows);
     assert(args->n_soft == 0 || args->soft.n_cols == args->h.n_cols);
     TIMED(be, head(be, args));
+}
+
+static void
+op_patch_place(struct ns_backend *be, struct ns_rows rows, const float *table_,
+               uint32_t n_positions, const int32_t *x, const int32_t *y)
+{
+    for (uint32_t i = 0; i < rows.n_rows; i++)
+        assert((uint32_t)x[i] < n_positions && (uint32_t)y[i] < n_positions);
+    TIMED(be, patch_place(be, rows, table_, n_positions, x, y));
+}
+
+static void
+op_patch_qkv(struct ns_backend *be, const struct ns_patch_qkv *args)
+{
+    assert(same_shape(args->q, args->k) && same_shape(args->k, args->v));
+    assert(args->qkv.n_rows == args->q.n_rows);
+    assert(args->qkv.n_cols == 3 * args->q.n_cols);
+    assert(args->q.n_cols % (4 * args->n_heads) == 0);
+    TIMED(be, patch_qkv(be, args));
+}
+
+static void
+op_patch_pool(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+              const uint32_t *corner, const uint32_t *columns, uint32_t side,
+              float scale, const float *bias, const float *std)
+{
+    assert(side > 0 && y.n_cols == x.n_cols && !bias == !std);
+    for (uint32_t i = 0; i < y.n_rows; i++)
+        assert(columns[i] >= side && corner[i] < x.n_rows &&
+               (side - 1) * columns[i] + side <= x.n_rows - corner[i]);
+    TIMED(be, patch_pool(be, y, x, corner, columns, side, scale, bias, std));
 }
 
 static void
@@ -472,6 +512,9 @@ static const struct ns_backend_ops table = {
     .route = op_route,
     .experts = op_experts,
     .head = op_head,
+    .patch_place = op_patch_place,
+    .patch_qkv = op_patch_qkv,
+    .patch_pool = op_patch_pool,
     .logits = op_logits,
     .reserve = op_reserve,
     .scratch_bytes = op_scratch_bytes,

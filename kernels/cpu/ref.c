@@ -18,6 +18,9 @@ cpu_ops_ref(struct ns_backend_ops *ops)
     ops->route = route_ref;
     ops->experts = experts_ref;
     ops->head = head_ref;
+    ops->patch_place = patch_place_ref;
+    ops->patch_qkv = patch_qkv_ref;
+    ops->patch_pool = patch_pool_ref;
     ops->logits = logits_ref;
 }
 

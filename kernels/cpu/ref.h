@@ -45,6 +45,14 @@ void experts_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
                  const struct ns_weight *gate_up,
                  const struct ns_weight *down);
 void head_ref(struct ns_backend *be, const struct ns_head *args);
+void patch_place_ref(struct ns_backend *be, struct ns_rows rows,
+                     const float *table, uint32_t n_positions,
+                     const int32_t *x, const int32_t *y);
+void patch_qkv_ref(struct ns_backend *be, const struct ns_patch_qkv *args);
+void patch_pool_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+                    const uint32_t *corner, const uint32_t *columns,
+                    uint32_t side, float scale, const float *bias,
+                    const float *std);
 void logits_ref(struct ns_backend *be, struct ns_rows h,
                 const struct ns_weight *table, float softcap, float *out);
 

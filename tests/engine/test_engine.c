@@ -15,6 +15,7 @@
 #include "engine/kvcache.h"
 #include "engine/rng.h"
 #include "engine/trace.h"
+#include "tests/tiny.h"
 
 /* ---- a checkpoint of the vectors with the tiny tokenizer beside it -------- */
 
@@ -901,6 +902,220 @@ priorities_come_first_and_nobody_starves(void **state)
     remove_folder(&folder);
 }
 
+/* ---- pictures --------------------------------------------------------------- */
+
+enum { N_PICTURES = 4, MOST_IMAGES = 3 };
+
+static void
+make_pictures(const struct ns_engine *engine,
+              struct ns_image picture[N_PICTURES])
+{
+    const struct ns_vision_config *vision =
+        &ns_engine_model(engine)->config.vision;
+    static const uint32_t sizes[N_PICTURES][2] = {
+        { 30, 40 }, { 9, 200 }, { 64, 64 }, { 30, 40 },
+    };
+    uint8_t *rgb = malloc(64 * 64 * 3);
+    struct ns_error err;
+
+    for (uint32_t p = 0; p < N_PICTURES; p++) {
+        for (uint32_t i = 0; i < 64 * 64 * 3; i++)
+            rgb[i] = (uint8_t)ns_draw(3, p, 0, NS_DRAW_CANVAS, i / 30);
+        assert_int_equal(ns_image_prepare(vision, rgb, sizes[p][0],
+                                          sizes[p][1], 70, &picture[p], &err),
+                         NS_OK);
+    }
+    free(rgb);
+}
+
+static void
+free_pictures(struct ns_image picture[N_PICTURES])
+{
+    for (uint32_t p = 0; p < N_PICTURES; p++)
+        ns_image_fini(&picture[p]);
+}
+
+/* Puts the picture into the prompt behind its first `at` tokens. */
+static void
+show(struct job *job, const struct ns_engine *engine,
+     const struct ns_image *picture, struct ns_request_image *image,
+     uint32_t at)
+{
+    const struct ns_config *config = &ns_engine_model(engine)->config;
+    uint32_t n = picture->size.n_tokens;
+
+    assert_in_range(job->request.n_prompt + n + 2, 0, MAX_PROMPT);
+    memmove(job->prompt + at + n + 2, job->prompt + at,
+            (job->request.n_prompt - at) * sizeof(int32_t));
+    job->prompt[at] = config->image_begin_id;
+    for (uint32_t i = 0; i < n; i++)
+        job->prompt[at + 1 + i] = config->image_id;
+    job->prompt[at + 1 + n] = config->image_end_id;
+    job->request.n_prompt += n + 2;
+    image[job->request.n_images++] = (struct ns_request_image){ at + 1,
+                                                                picture };
+    job->request.images = image;
+}
+
+static void
+pictures_packed_chunked_and_put_back_change_no_byte(void **state)
+{
+    static const enum ns_mode modes[] = { NS_MODE_DIFFUSION, NS_MODE_AR,
+                                          NS_MODE_HYBRID };
+    static const struct {
+        uint32_t pass_tokens, max_sequences;
+        bool tight; /* room for little more than the longest job */
+    } ways[] = { { 512, 1, false }, { 512, 12, false }, { 50, 12, false },
+                 { 100, 12, true } };
+    struct ns_memory_plan plan = { 0 };
+    struct folder folder = make_folder("vision_fp32");
+    struct job *want = new_jobs(12), *jobs = new_jobs(12);
+    bool put_back = false;
+
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        struct ns_request_image image[12][MOST_IMAGES];
+        struct ns_engine_options options = plain_options(&folder);
+        struct ns_image picture[N_PICTURES];
+        struct ns_engine *engine;
+        struct ns_engine_load load;
+
+        options.pass_tokens = ways[way].pass_tokens;
+        options.max_sequences = ways[way].max_sequences;
+        options.reserve_tokens = 1;
+        /* Plain pages are of one size in both pools: ten and ten. */
+        options.kv_plain = ways[way].tight;
+        if (ways[way].tight)
+            options.kv_bytes = 20 * plan.sliding_page_bytes;
+        engine = open_engine(&options);
+        plan = *ns_engine_memory(engine);
+        make_pictures(engine, picture);
+        for (uint32_t i = 0; i < 12; i++) {
+            struct job *job = &jobs[i];
+
+            make_job(job, engine, i, 20 + i, 128, modes[i % 3]);
+            for (uint32_t p = 0; p < i % (MOST_IMAGES + 1); p++)
+                show(job, engine, &picture[(i + p) % N_PICTURES], image[i],
+                     p ? image[i][p - 1].position +
+                             image[i][p - 1].image->size.n_tokens + 1 +
+                             (i % 2) * 3
+                       : i % 20);
+        }
+        run_jobs(engine, jobs, 12);
+        load = ns_engine_load(engine);
+        assert_int_equal(load.images_encoded, N_PICTURES);
+        assert_true(load.images_asked > N_PICTURES);
+        put_back = put_back || load.put_back > 0;
+        for (uint32_t i = 0; i < 12 && way > 0; i++)
+            assert_same_answer(&want[i], &jobs[i]);
+        if (way == 0)
+            memcpy(want, jobs, 12 * sizeof(*want));
+        free_pictures(picture);
+        ns_engine_close(engine);
+    }
+    assert_true(put_back);
+    free(want);
+    free(jobs);
+    remove_folder(&folder);
+}
+
+static void
+a_prefix_is_shared_with_the_same_picture_and_never_in_part(void **state)
+{
+    struct folder folder = make_folder("vision_fp32");
+    struct ns_engine_options options = plain_options(&folder);
+    struct ns_engine *engine = open_engine(&options);
+    struct ns_image picture[N_PICTURES];
+    struct ns_request_image image[4];
+    struct job *jobs = new_jobs(4);
+    uint32_t n = 0;
+
+    (void)state;
+    make_pictures(engine, picture);
+    /* The same tokens throughout: pictures 0 and 3 are of one size. Job 2 asks
+     * something else behind the first picture, in its last page. */
+    assert_int_equal(picture[0].size.n_tokens, picture[3].size.n_tokens);
+    n = picture[0].size.n_tokens;
+    for (uint32_t i = 0; i < 4; i++) {
+        make_job(&jobs[i], engine, 7, 200, 32, NS_MODE_DIFFUSION);
+        show(&jobs[i], engine, &picture[i == 1 ? 3 : 0], &image[i], 100);
+    }
+    jobs[2].prompt[101 + n + 1] ^= 1;
+    run_jobs(engine, &jobs[0], 1);
+    run_jobs(engine, &jobs[1], 1);
+    run_jobs(engine, &jobs[2], 1);
+    run_jobs(engine, &jobs[3], 1);
+    assert_int_equal(jobs[0].usage.cached_tokens, 0);
+    assert_int_equal(jobs[1].usage.cached_tokens, 64);
+    assert_true((101 + n) % NS_PAGE != 0); /* it ends inside a page */
+    assert_int_equal(jobs[2].usage.cached_tokens, 64);
+    assert_true(jobs[3].usage.cached_tokens >= 101 + n);
+    assert_int_equal(jobs[0].usage.image_tokens, n);
+    assert_same_answer(&jobs[0], &jobs[3]);
+
+    options.no_prefix_sharing = true;
+    for (uint32_t i = 1; i < 3; i++) {
+        struct job *alone = new_jobs(1);
+        struct ns_engine *other = open_engine(&options);
+
+        alone->request = jobs[i].request;
+        run_jobs(other, alone, 1);
+        assert_same_answer(alone, &jobs[i]);
+        ns_engine_close(other);
+        free(alone);
+    }
+    free_pictures(picture);
+    free(jobs);
+    ns_engine_close(engine);
+    remove_folder(&folder);
+}
+
+static void
+pictures_that_do_not_fit_their_prompt_are_refused(void **state)
+{
+    struct folder folder = make_folder("vision_fp32");
+    struct tiny_recipe recipe = tiny_recipe();
+    char *blind_directory = tiny_make(&recipe); /* without a tower */
+    struct ns_engine_options options = plain_options(&folder);
+    struct ns_engine_options blind_options = options;
+    struct ns_engine *engine = open_engine(&options);
+    struct ns_engine *blind;
+    struct ns_image picture[N_PICTURES];
+    struct ns_request_image image[2];
+    struct job *job = new_jobs(1);
+    struct ns_error err;
+
+    (void)state;
+    tiny_add_tokenizer(blind_directory);
+    blind_options.model_directory = blind_directory;
+    blind = open_engine(&blind_options);
+    make_pictures(engine, picture);
+    make_job(job, engine, 1, 40, 32, NS_MODE_DIFFUSION);
+    show(job, engine, &picture[0], image, 10);
+    assert_int_equal(ns_engine_check(engine, &job->request, &err), NS_OK);
+    assert_int_equal(ns_engine_check(blind, &job->request, &err), NS_REJECT);
+    assert_string_equal(err.code, "unsupported");
+    image[0].position++; /* the last is the end marker */
+    assert_int_equal(ns_engine_check(engine, &job->request, &err), NS_REJECT);
+    assert_non_null(strstr(err.text, "no placeholder"));
+    image[0].position = job->request.n_prompt - 1;
+    assert_int_equal(ns_engine_check(engine, &job->request, &err), NS_REJECT);
+    image[0].position = 11;
+    image[1] = image[0]; /* twice in one place */
+    job->request.n_images = 2;
+    assert_int_equal(ns_engine_check(engine, &job->request, &err), NS_REJECT);
+    job->request.n_images = 1;
+    picture[0].size.width = 4 * 300; /* the model knows 256 places */
+    assert_int_equal(ns_engine_check(engine, &job->request, &err), NS_REJECT);
+    assert_string_equal(err.code, "image_limit");
+    free_pictures(picture);
+    free(job);
+    ns_engine_close(engine);
+    ns_engine_close(blind);
+    remove_folder(&folder);
+    tiny_remove(blind_directory);
+}
+
 int
 main(void)
 {
@@ -920,6 +1135,9 @@ main(void)
         cmocka_unit_test(cancelling_while_events_are_read_loses_none_of_the_others),
         cmocka_unit_test(what_can_never_run_is_refused_with_the_numbers),
         cmocka_unit_test(priorities_come_first_and_nobody_starves),
+        cmocka_unit_test(pictures_packed_chunked_and_put_back_change_no_byte),
+        cmocka_unit_test(a_prefix_is_shared_with_the_same_picture_and_never_in_part),
+        cmocka_unit_test(pictures_that_do_not_fit_their_prompt_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

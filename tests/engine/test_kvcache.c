@@ -25,6 +25,7 @@ struct user {
     struct ns_kv_hold *hold;
     int32_t ids[LONGEST];
     uint32_t n_prompt, n_known, n_cached;
+    struct ns_whole whole[2]; /* pictures: one across the fork, one behind */
     bool running;
 };
 
@@ -108,6 +109,10 @@ make_prompt(struct world *w, struct user *user)
     for (uint32_t i = 0; i < LONGEST; i++)
         user->ids[i] = i < fork ? (int32_t)(family * 1000 + i)
                                 : (int32_t)pick(w, 3);
+    /* No fork cuts a picture, so both are wholly before or behind it. */
+    user->whole[0] = (struct ns_whole){ fork > 70 ? fork - 70 : fork + 3,
+                                        fork > 70 ? fork - 1 : fork + 70 };
+    user->whole[1] = (struct ns_whole){ fork + 100, fork + 180 };
     user->n_known = user->n_prompt;
     user->n_cached = 0;
     user->running = false;
@@ -132,6 +137,9 @@ admit(struct world *w, struct user *user)
         user->n_cached = cached;
         w->n_adopted += cached > 0;
         assert_in_range(cached, 0, user->n_prompt - 1);
+        for (int i = 0; i < 2; i++)
+            assert_false(user->whole[i].first < cached &&
+                         cached < user->whole[i].end);
         check_rows(w, user);
         break;
     case NS_ADMIT_LATER:
@@ -228,6 +236,7 @@ random_histories_read_only_their_own_rows(void **state)
                 make_prompt(w, user);
                 assert_int_equal(ns_kvcache_declare(w->kv, user->ids,
                                                     user->n_prompt,
+                                                    user->whole, 2,
                                                     &user->hold, &err),
                                  NS_OK);
             } else if (!user->running) {
@@ -272,9 +281,9 @@ a_declared_fork_keeps_what_the_window_has_left(void **state)
     for (uint32_t i = 400; i < LONGEST; i++)
         second->ids[i] = 7;
     first->n_prompt = second->n_prompt = first->n_known = 800;
-    assert_int_equal(ns_kvcache_declare(w->kv, first->ids, 800, &first->hold,
+    assert_int_equal(ns_kvcache_declare(w->kv, first->ids, 800, NULL, 0, &first->hold,
                                         &err), NS_OK);
-    assert_int_equal(ns_kvcache_declare(w->kv, second->ids, 800,
+    assert_int_equal(ns_kvcache_declare(w->kv, second->ids, 800, NULL, 0,
                                         &second->hold, &err), NS_OK);
     assert_int_equal(ns_kvcache_admit(w->kv, first->hold, 850, &cached),
                      NS_ADMITTED);
@@ -315,7 +324,7 @@ admission_never_promises_more_than_there_is(void **state)
         for (uint32_t i = 0; i < LONGEST; i++)
             user->ids[i] = (int32_t)(u * 1000 + i);
         user->n_prompt = user->n_known = 200;
-        assert_int_equal(ns_kvcache_declare(w->kv, user->ids, 200,
+        assert_int_equal(ns_kvcache_declare(w->kv, user->ids, 200, NULL, 0,
                                             &user->hold, &err), NS_OK);
         /* 8 pages each: two fit into 20, three do not. */
         user->running = ns_kvcache_admit(w->kv, user->hold, 512, &cached) ==
@@ -344,11 +353,11 @@ every_failed_allocation_leaves_the_counts_right(void **state)
 
         open_world(w, 1, 20, 20);
         make_prompt(w, &w->user[0]);
-        assert_int_equal(ns_kvcache_declare(w->kv, w->user[0].ids, 300,
+        assert_int_equal(ns_kvcache_declare(w->kv, w->user[0].ids, 300, NULL, 0,
                                             &other, &err), NS_OK);
         w->user[0].ids[200] = 9;
         fault_arm(n);
-        status = ns_kvcache_declare(w->kv, w->user[0].ids, 300, &hold, &err);
+        status = ns_kvcache_declare(w->kv, w->user[0].ids, 300, NULL, 0, &hold, &err);
         fired = fault_fired();
         assert_int_equal(status, fired ? NS_FATAL : NS_OK);
         ns_kvcache_drop(w->kv, hold);

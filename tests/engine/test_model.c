@@ -649,7 +649,9 @@ describing_says_what_opening_finds(void **state)
                      w->mlp_down.bytes + w->router.bytes +
                      w->experts_gated.bytes + w->experts_down.bytes;
         }
-        assert_int_equal(bytes, b->weight_bytes);
+        assert_int_equal(bytes + b->vision_bytes, b->weight_bytes);
+        assert_int_equal(a->vision_bytes, b->vision_bytes);
+        assert_int_equal(b->vision_bytes > 0, ns_model_sees(b));
         ns_model_close(a);
         ns_model_close(b);
     }

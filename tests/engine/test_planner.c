@@ -21,6 +21,26 @@ pick(uint32_t below)
 
 enum { MOST = 40 };
 
+enum { PICTURES = 3 };
+
+static struct ns_whole whole[MOST][PICTURES];
+
+/* Pictures of a prompt of which `at` tokens are done, of up to 300 tokens. */
+static uint32_t
+make_pictures(struct ns_whole *pictures, uint32_t at, uint32_t end)
+{
+    uint32_t n = 0, next = pick(2) ? at : at + pick(400);
+
+    while (n < PICTURES) {
+        pictures[n].first = next;
+        pictures[n].end = next + 1 + pick(300);
+        if (pictures[n].end > end)
+            break;
+        next = pictures[n++].end + 1 + pick(200);
+    }
+    return n;
+}
+
 static uint32_t
 make_wants(struct ns_want *want)
 {
@@ -32,6 +52,12 @@ make_wants(struct ns_want *want)
                            : pick(3) == 0  ? 1 + pick(256)
                                            : pick(2);
         want[i].n_canvas = pick(2) ? 16 * (1 + pick(16)) : 0;
+        want[i].at = pick(1000);
+        want[i].whole = whole[i];
+        want[i].n_whole = want[i].prefill
+                              ? make_pictures(whole[i], want[i].at,
+                                              want[i].at + want[i].n_encode)
+                              : 0;
     }
     return n;
 }
@@ -69,6 +95,13 @@ a_pass_never_exceeds_its_budget_or_its_segments(void **state)
             largest = grant[i].n_encode > largest ? grant[i].n_encode
                                                   : largest;
         }
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < want[i].n_whole; j++) {
+                uint32_t end = want[i].at + grant[i].n_encode;
+
+                assert_false(whole[i][j].first < end &&
+                             end < whole[i][j].end);
+            }
         assert_int_equal(rows, used);
         assert_true(segments <= most_segments);
         if (segments > 1)
@@ -100,8 +133,9 @@ static void
 commits_go_before_canvases_and_canvases_before_prefill(void **state)
 {
     const struct ns_want want[] = {
-        { 1000, true, 32 }, { 0, false, 64 }, { 64, false, 64 },
-        { 0, false, 64 },
+        { .n_encode = 1000, .prefill = true, .n_canvas = 32 },
+        { .n_canvas = 64 }, { .n_encode = 64, .n_canvas = 64 },
+        { .n_canvas = 64 },
     };
     struct ns_grant grant[4];
 
@@ -114,6 +148,32 @@ commits_go_before_canvases_and_canvases_before_prefill(void **state)
     assert_int_equal(ns_planner_fill(want, 4, 2000, 8, grant),
                      1000 + 32 + 64 + 128 + 64);
     assert_true(grant[0].canvas);
+}
+
+static void
+a_picture_that_finds_no_room_behind_others_goes_first(void **state)
+{
+    static const struct ns_whole picture = { 10, 290 };
+    const struct ns_want want[] = {
+        { .n_canvas = 256 },
+        { .n_encode = 300, .prefill = true, .n_canvas = 64, .whole = &picture,
+          .n_whole = 1 },
+        { .n_encode = 280, .prefill = true, .at = 10, .whole = &picture,
+          .n_whole = 1 },
+    };
+    struct ns_grant grant[3];
+
+    (void)state;
+    /* Text in front of a picture goes alone; the picture goes whole, and what
+     * is left of the pass is for others. */
+    assert_int_equal(ns_planner_fill(want, 2, 300, 8, grant), 256 + 10);
+    assert_int_equal(grant[1].n_encode, 10);
+    assert_int_equal(ns_planner_fill(want, 3, 300, 8, grant), 280 + 10);
+    assert_int_equal(grant[2].n_encode, 280);
+    assert_false(grant[0].canvas);
+    assert_int_equal(ns_planner_fill(want, 3, 536, 8, grant), 280 + 256);
+    assert_true(grant[0].canvas);
+    assert_int_equal(ns_planner_fill(want + 2, 1, 100, 8, grant), 280);
 }
 
 static struct ns_rank
@@ -207,6 +267,7 @@ main(void)
         cmocka_unit_test(a_pass_never_exceeds_its_budget_or_its_segments),
         cmocka_unit_test(something_is_granted_whenever_something_is_wanted),
         cmocka_unit_test(commits_go_before_canvases_and_canvases_before_prefill),
+        cmocka_unit_test(a_picture_that_finds_no_room_behind_others_goes_first),
         cmocka_unit_test(rank_is_a_total_order),
         cmocka_unit_test(rank_follows_priority_age_deadline_prefix_and_length),
         cmocka_unit_test(the_oldest_is_never_put_back),

@@ -474,6 +474,196 @@ model_case(struct kase *k,
         }
 }
 
+/* ---- pictures ----------------------------------------------------------- */
+
+enum { MAX_IMAGES = 2 };
+
+struct eyes { /* what the tower's probe compares with */
+    struct kase *k;
+    const struct ns_model *model;
+    uint32_t n_images, n_compared;
+};
+
+/* Rows of all images of the run, one behind the other, against their parts. */
+static void
+on_vision(void *ctx, const char *point, uint32_t layer,
+          const struct ns_rows *rows)
+{
+    static const char *const points[][2] = {
+        { "patch_embed", "patch_embed" }, { "patch_hidden", "layers" },
+        { "pooled", "pooled" }, { "image_soft", "soft" },
+    };
+    struct eyes *eyes = ctx;
+    const char *part = NULL;
+    uint32_t row = 0;
+    char name[64];
+
+    for (int i = 0; i < 4; i++)
+        if (strcmp(point, points[i][0]) == 0)
+            part = points[i][1];
+    if (!part)
+        return;
+    for (uint32_t i = 0; i < eyes->n_images; i++) {
+        bool layers = strcmp(part, "layers") == 0;
+        const float *want;
+        uint32_t n;
+
+        snprintf(name, sizeof(name), "image%u.%s", i, part);
+        n = dim(eyes->k, name, layers);
+        want = floats(eyes->k, name) +
+               (layers ? (size_t)layer * n * rows->n_cols : 0);
+        if (row + n > rows->n_rows)
+            wrong(eyes->k, "%s: the run has %u rows", name, rows->n_rows);
+        for (uint32_t j = 0; j < n && row < rows->n_rows; j++, row++)
+            near(eyes->k, name, rows->data + row * rows->stride,
+                 want + (size_t)j * rows->n_cols, rows->n_cols, 5e-5);
+        eyes->n_compared++;
+    }
+    if (row != rows->n_rows)
+        wrong(eyes->k, "%s: %u rows, expected %u", point, rows->n_rows, row);
+}
+
+/* The resized picture that the recorded patches were cut from. */
+static bool
+image_of_patches(struct kase *k, const struct ns_vision_config *config,
+                 uint32_t index, struct ns_image *out)
+{
+    uint32_t p = config->patch, n, columns = 0, rows = 0;
+    const int32_t *place;
+    const float *values;
+    char name[64];
+
+    snprintf(name, sizeof(name), "image%u.patches", index);
+    if (!has(k, name))
+        return false;
+    n = dim(k, name, 0);
+    values = floats(k, name);
+    snprintf(name, sizeof(name), "image%u.positions", index);
+    place = ints(k, name);
+    for (uint32_t i = 0; i < n; i++) {
+        columns = (uint32_t)place[2 * i] >= columns ? place[2 * i] + 1u
+                                                    : columns;
+        rows = (uint32_t)place[2 * i + 1] >= rows ? place[2 * i + 1] + 1u
+                                                  : rows;
+    }
+    out->size = (struct ns_image_size){
+        columns * p, rows * p, n / config->pooling / config->pooling
+    };
+    out->rgb = malloc((size_t)n * p * p * 3);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < p * p * 3; j++)
+            out->rgb[((place[2 * i + 1] * p + j / (p * 3)) * columns +
+                      place[2 * i]) * (size_t)(p * 3) + j % (p * 3)] =
+                (uint8_t)lrintf(values[(size_t)i * p * p * 3 + j] * 255);
+    memset(out->digest, (int)index + 1, sizeof(out->digest));
+    return true;
+}
+
+/* What each row may see, by the batch's ranges, against the recorded mask. */
+static void
+compare_masks(struct kase *k, struct rig *rig, uint32_t n)
+{
+    const int32_t *lo[] = { rig->batch->pass.lo_full,
+                            rig->batch->pass.lo_sliding };
+    const char *names[] = { "mask.full_attention", "mask.sliding_attention" };
+
+    for (int m = 0; m < 2; m++) {
+        const uint8_t *mask = copy_of(tensor(k, "%s", names[m]));
+
+        for (uint32_t i = 0; i < n * n; i++) {
+            int32_t key = (int32_t)(i % n);
+            bool sees = key >= lo[m][i / n] &&
+                        key < rig->batch->pass.hi[i / n];
+
+            if (sees != mask[i])
+                wrong(k, "%s: row %u, key %d", names[m], i / n, key);
+        }
+    }
+}
+
+/* Groups go whole: `chunk` only cuts the text between them. */
+static bool
+prefill_around(struct kase *k, struct rig *rig, const int32_t *ids, uint32_t n,
+               uint32_t chunk)
+{
+    for (uint32_t at = 0, part; at < n; at += part) {
+        part = n - at < chunk ? n - at : chunk;
+        for (uint32_t g = 0; g < rig->n_groups; g++) {
+            const struct ns_batch_group *group = &rig->group[g];
+
+            if (group->first < at + part && at + part < group->end)
+                part = group->first > at ? group->first - at
+                                         : group->end - at;
+        }
+        if (!run(k, rig, NS_SEGMENT_PREFILL, ids + at, part, at, NULL))
+            return false;
+        compare_run(k, rig, "enc", part, at);
+        if (part == n)
+            compare_masks(k, rig, n);
+    }
+    return true;
+}
+
+static void
+see(struct kase *k, struct rig *rig, uint32_t chunk, struct ns_vision *vision)
+{
+    struct eyes eyes = { .k = k, .model = rig->model };
+    struct ns_image image[MAX_IMAGES];
+    const struct ns_image *images[MAX_IMAGES];
+    struct ns_batch_group group[MAX_IMAGES];
+    const float *soft[MAX_IMAGES];
+    const int32_t *type = ints(k, "token_type");
+    uint32_t n = dim(k, "prompt_ids", 0), l = dim(k, "canvas_ids", 0);
+    uint32_t n_groups = 0, n_images = 0;
+    struct ns_error err;
+
+    while (n_images < MAX_IMAGES &&
+           image_of_patches(k, &rig->model->config.vision, n_images,
+                            &image[n_images])) {
+        images[n_images] = &image[n_images];
+        n_images++;
+    }
+    eyes.n_images = n_images;
+    ns_vision_set_probe(vision, on_vision, &eyes);
+    if (ns_vision_encode(vision, images, n_images, soft, &err) != NS_OK)
+        wrong(k, "%s", err.text);
+    if (eyes.n_compared != n_images * (3 + rig->model->config.vision.n_layers))
+        wrong(k, "%u parts of the tower were compared", eyes.n_compared);
+    for (uint32_t i = 0; i < n; i++)
+        if (type[i] && (i == 0 || !type[i - 1]) && n_groups < n_images) {
+            group[n_groups] = (struct ns_batch_group){
+                i, i + image[n_groups].size.n_tokens, soft[n_groups]
+            };
+            n_groups++;
+        }
+    if (n_groups != n_images)
+        wrong(k, "%u groups, %u images", n_groups, n_images);
+    rig->group = group;
+    rig->n_groups = n_groups;
+    if (!k->problem[0] &&
+        prefill_around(k, rig, ints(k, "prompt_ids"), n, chunk) &&
+        run(k, rig, NS_SEGMENT_CANVAS, ints(k, "canvas_ids"), l, n, NULL))
+        compare_run(k, rig, "dec", l, 0);
+    rig->group = NULL;
+    rig->n_groups = 0;
+    while (n_images > 0)
+        ns_image_fini(&image[--n_images]);
+}
+
+static void
+vision_case(struct kase *k, struct rig *rig, uint32_t chunk)
+{
+    struct ns_vision *vision;
+    struct ns_error err;
+
+    if (ns_vision_create(rig->model, 1 << 20, &vision, &err) != NS_OK) {
+        wrong(k, "%s", err.text);
+        return;
+    }
+    see(k, rig, chunk, vision);
+    ns_vision_destroy(vision);
+}
+
 /* ---- whole generation runs ---------------------------------------------- */
 
 struct replay {
@@ -482,8 +672,10 @@ struct replay {
     const int32_t *block, *cur_step, *canvas_in, *sampled, *argmax,
         *canvas_out;
     const uint8_t *accepted, *finished;
-    const float *entropy;
+    const float *entropy; /* NULL: not recorded */
     double worst_entropy;
+    struct ns_image image; /* n_tokens 0: the prompt is text */
+    uint32_t image_at;
 };
 
 /* Step of the recording that is this row's, or -1. */
@@ -512,7 +704,8 @@ on_sampled(void *ctx, uint64_t id, const struct ns_canvas *canvas,
     }
     same(r->k, "step.canvas_in", canvas->token, r->canvas_in + at, r->length);
     same(r->k, "step.argmax", argmax, r->argmax + at, r->length);
-    near(r->k, "step.entropy", entropy, r->entropy + at, r->length, 2e-5);
+    if (r->entropy)
+        near(r->k, "step.entropy", entropy, r->entropy + at, r->length, 2e-5);
     memcpy(sampled, r->sampled + at, r->length * sizeof(int32_t));
 }
 
@@ -530,8 +723,9 @@ on_stepped(void *ctx, uint64_t id, const struct ns_canvas *canvas, bool done)
             wrong(r->k, "step.accepted differs at position %u", i);
     same(r->k, "step.canvas_out", canvas->token, r->canvas_out + at,
          r->length);
-    if (done != (r->finished[(size_t)s * r->n_rows + id] ||
-                 canvas->n_left == 0))
+    if (r->finished &&
+        done != (r->finished[(size_t)s * r->n_rows + id] ||
+                     canvas->n_left == 0))
         wrong(r->k, "row %u, block %u, step %u: done is %d", (unsigned)id,
               canvas->block, canvas->n_left + 1, done);
 }
@@ -596,7 +790,8 @@ compare_row(struct kase *k, const struct ns_engine *engine, uint32_t row,
 {
     const struct ns_generation *g = &ns_engine_model(engine)->generation;
     const int32_t *want = ints(k, "new_tokens") + (size_t)row * n_total;
-    const float *rate = floats(k, "tokens_per_forward");
+    const float *rate = has(k, "tokens_per_forward")
+                            ? floats(k, "tokens_per_forward") : NULL;
     float got = (float)event->usage.new_tokens /
                 (float)event->usage.denoise_steps;
     uint32_t end = n_total;
@@ -610,7 +805,8 @@ compare_row(struct kase *k, const struct ns_engine *engine, uint32_t row,
               end);
     else
         same(k, "new_tokens", event->tokens, want, end);
-    near(k, "tokens_per_forward", &got, &rate[row], 1, 1e-5);
+    if (rate)
+        near(k, "tokens_per_forward", &got, &rate[row], 1, 1e-5);
     if ((event->finish == NS_FINISH_LENGTH) != (end == n_total))
         wrong(k, "row %u: finish is %d", row, event->finish);
 }
@@ -629,7 +825,14 @@ run_rows(struct kase *k, struct ns_engine *engine, struct replay *r,
     for (uint32_t row = first; row < first + n; row++) {
         struct ns_request request = { .id = row, .mode = NS_MODE_DIFFUSION };
 
+        struct ns_request_image image = { r->image_at, &r->image };
+
         snprintf(name, sizeof(name), "row%u.prompt_ids", row);
+        if (r->image.size.n_tokens > 0) {
+            snprintf(name, sizeof(name), "prompt_ids");
+            request.images = &image;
+            request.n_images = 1;
+        }
         request.prompt = ints(k, name);
         request.n_prompt = dim(k, name, 0);
         request.seed = (uint64_t)(int64_t)seeds[row];
@@ -669,6 +872,33 @@ run_rows(struct kase *k, struct ns_engine *engine, struct replay *r,
     (void)r;
 }
 
+/* The picture of a recorded run, out of the case that has its patches. */
+static void
+find_image(struct kase *k, struct replay *r)
+{
+    static const struct ns_vision_config config = { .patch = 4,
+                                                    .pooling = 3 };
+    struct kase other = *k;
+    const int32_t *ids = ints(k, "prompt_ids");
+    char path[1024];
+    struct ns_error err;
+
+    snprintf(path, sizeof(path), "%s/%s/one_image.json", root, k->group);
+    other.manifest = json_load_file(path, 0, NULL);
+    snprintf(path, sizeof(path), "%s/%s/one_image.safetensors", root,
+             k->group);
+    if (ns_safetensors_open_file(path, &other.tensors, &err) != NS_OK) {
+        wrong(k, "%s", err.text);
+        return;
+    }
+    if (!image_of_patches(&other, &config, 0, &r->image))
+        wrong(k, "there is no picture");
+    while (ids[r->image_at] != 502 && r->image_at < dim(k, "prompt_ids", 0))
+        r->image_at++;
+    ns_safetensors_close(other.tensors);
+    json_decref(other.manifest);
+}
+
 static void
 generation_case(struct kase *k)
 {
@@ -685,13 +915,16 @@ generation_case(struct kase *k)
         .argmax = ints(k, "step.argmax"),
         .canvas_out = ints(k, "step.canvas_out"),
         .accepted = copy_of(tensor(k, "step.accepted")),
-        .finished = copy_of(tensor(k, "step.finished")),
-        .entropy = floats(k, "step.entropy"),
+        .finished = has(k, "step.finished")
+                        ? copy_of(tensor(k, "step.finished")) : NULL,
+        .entropy = has(k, "step.entropy") ? floats(k, "step.entropy") : NULL,
     };
     struct ns_trace trace = { .ctx = &r, .sampled = on_sampled,
                               .stepped = on_stepped };
     const uint32_t budgets[] = { 512, 37 };
 
+    if (has(k, "prompt_ids"))
+        find_image(k, &r);
     make_model(k, directory, json_object_get(k->manifest, "generation"));
     for (int i = 0; i < 4 && !k->problem[0]; i++) {
         struct ns_engine_options options = {
@@ -715,6 +948,7 @@ generation_case(struct kase *k)
             run_rows(k, engine, &r, row, 1, budgets[i % 2]);
         ns_engine_close(engine);
     }
+    ns_image_fini(&r.image);
     remove_model(directory);
 }
 
@@ -1030,6 +1264,8 @@ run_case(struct kase *k)
 {
     if (has(k, "dec0.logits") && has(k, "sc_logits"))
         model_case(k, forward_case);
+    else if (has(k, "image0.patches"))
+        model_case(k, vision_case);
     else if (has(k, "enc_block.logits"))
         model_case(k, two_blocks_case);
     else if (has(k, "row0.enc_last_logits"))
@@ -1037,10 +1273,12 @@ run_case(struct kase *k)
     else if (has(k, "run0.tokens"))
         model_case(k, ar_case);
     else if (has(k, "step.sampled") && has(k, "seeds") &&
-             !has(k, "pixel_values") && has(k, "row0.prompt_ids"))
+             (has(k, "row0.prompt_ids") || has(k, "prompt_ids")))
         generation_case(k);
     else if (has(k, "enc.0.layer_in") && has(k, "kv.0.k"))
         model_case(k, probe_case);
+    else if (has(k, "rgb") && has(k, "resized"))
+        wrong(k, "left to tests/engine/test_image");
     else if (has(k, "noise"))
         sampler_step_case(k);
     else if (has(k, "peak_logit"))
@@ -1079,12 +1317,9 @@ run_file(const char *group, const char *file)
         report(&k);
         goto out;
     }
-    if (strncmp(group, "vision", 6) == 0 || !run_case(&k) ||
-        strcmp(k.problem, "left to tests/engine/test_ops_golden") == 0) {
+    if (!run_case(&k) || strncmp(k.problem, "left to ", 8) == 0) {
         printf("-      %s/%-24s left out: %s\n", k.group, k.name,
-               strncmp(group, "vision", 6) == 0
-                   ? "images are refused as unsupported"
-               : k.problem[0] ? k.problem : "of no known kind");
+               k.problem[0] ? k.problem : "of no known kind");
         n_left_out++;
     } else {
         report(&k);
