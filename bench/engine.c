@@ -23,7 +23,8 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 1024, IN_FLIGHT = 8, N_JOBS = 16, FIRST_ID = 256 };
+enum { PROMPT = 1024, IN_FLIGHT = 8, N_JOBS = 16, FIRST_ID = 256,
+       MAX_STEPS = 1000 /* never reached: these are cancelled */ };
 
 /* Denoise steps of each job's canvas: 6 to 30, mean 13 (compare.py has the same
  * list). Fixed, since random weights would run every canvas to the limit. */
@@ -112,7 +113,7 @@ run_prefill(struct bench *b, uint32_t n)
 {
     printf("{\"kind\":\"prefill\",\"tokens\":%d,\"ms\":[", PROMPT);
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t id = submit(b, 1000);
+        uint64_t id = submit(b, MAX_STEPS);
         uint32_t rows = 0, n_done = 0;
         double start = now_ms();
 
@@ -140,7 +141,7 @@ run_denoise(struct bench *b, uint32_t n_canvases, uint32_t n)
     uint32_t n_done = 0;
 
     for (uint32_t i = 0; i < n_canvases; i++)
-        submit(b, 1000);
+        submit(b, MAX_STEPS);
     /* Past the prompts and past each first step, which has no soft rows. */
     while (pass(b, &n_done).canvas_rows == 0 ||
            ns_engine_load(b->engine).waiting > 0)
@@ -197,7 +198,9 @@ print_memory(const struct bench *b)
 int
 main(int argc, char **argv)
 {
-    struct ns_engine_options options = { .max_sequences = IN_FLIGHT };
+    /* Pages for all that are in flight, with room. */
+    struct ns_engine_options options = { .max_sequences = IN_FLIGHT,
+                                         .kv_bytes = 512u << 20 };
     struct bench b = { .rng = 1, .next_id = 1 };
     struct ns_error err;
     char line[128];
