@@ -455,6 +455,9 @@ take_result(struct ns_pg_link *link, struct ns_pg_call *call, int64_t until,
             has = true;
             break;
         default:
+            /* Also behind rows: the commit comes with the sync, and may fail
+             * when all has been answered. */
+            ns_pg_call_fini(call);
             note_fault(call, result);
             PQclear(result);
             has = true;

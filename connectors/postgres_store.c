@@ -796,11 +796,11 @@ postgres_checkpoint(struct ns_store *store, struct ns_checkpoint *points,
 static const char finish_sql[] =
     "WITH x AS (SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
     "  $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,"
-    "  $25, $26) AS x (id, fence, status, content, reasoning, tool_calls,"
+    "  $25, $26, $27) AS x (id, fence, status, content, reasoning, tool_calls,"
     "  response, finish_reason, code, param, message, mode, seed, blocks,"
     "  passes, steps, prompt_tokens, cached_tokens, completion_tokens,"
     "  reasoning_tokens, queued_ms, run_ms, model_rev, engine_rev, warnings,"
-    "  sanitised)),"
+    "  sanitised, trace)),"
     "l AS (SELECT j.job_id FROM nightshift.job j JOIN x ON j.job_id = x.id"
     "   AND j.fence = x.fence WHERE j.state = 'running'"
     "  ORDER BY j.job_id FOR NO KEY UPDATE OF j),"
@@ -816,16 +816,16 @@ static const char finish_sql[] =
     "   finish_reason, error_code, error_param, error_message, mode, seed,"
     "   blocks, passes, denoise_steps, prompt_tokens, cached_tokens,"
     "   completion_tokens, reasoning_tokens, queued_ms, run_ms, input_sha256,"
-    "   model_rev, engine_rev, warnings, sanitised)"
+    "   model_rev, engine_rev, warnings, sanitised, trace_parent)"
     "  SELECT f.job_id, f.batch, f.custom_id, f.tenant, x.fence, x.status,"
     "   x.content, x.reasoning, x.tool_calls, x.response, x.finish_reason,"
     "   x.code, x.param, x.message, x.mode, x.seed, x.blocks, x.passes,"
     "   x.steps, x.prompt_tokens, x.cached_tokens, x.completion_tokens,"
     "   x.reasoning_tokens, x.queued_ms, x.run_ms, f.body_sha256,"
-    "   x.model_rev, x.engine_rev, x.warnings::jsonb, x.sanitised"
-    "  FROM f JOIN x ON x.id = f.job_id"
+    "   x.model_rev, x.engine_rev, x.warnings::jsonb, x.sanitised,"
+    "   x.trace FROM f JOIN x ON x.id = f.job_id"
     "  RETURNING job_id, batch, status, completion_tokens AS tokens),"
-    COUNT_BATCHES REPORT("$27");
+    COUNT_BATCHES REPORT("$28");
 
 static const char resolve_sql[] =
     "SELECT r.job_id, r.fence FROM nightshift.result r"
@@ -938,6 +938,7 @@ add_result(struct columns *columns, const struct ns_finished *end,
     add_c_text(&array[23], result->engine_rev);
     add_warnings(&array[24], end->job);
     ns_pg_add_int(&array[25], sanitised);
+    add_c_text(&array[26], end->job->trace_parent);
 }
 
 /* The line; of a result too large to be said, one that says so. */
@@ -980,7 +981,7 @@ fill_finish(struct columns *columns, const struct ns_finished *ends, size_t n,
     struct ns_buf line;
     size_t bytes = 0;
 
-    columns_init(columns, "t8tttt" "bttttt8" "iiiiiii88" "ttti");
+    columns_init(columns, "t8tttt" "bttttt8" "iiiiiii88" "tttit");
     ns_buf_init(&line, max_line);
     *taken = 0;
     while (*taken < n && (*taken == 0 || bytes < CHUNK_BYTES) &&
@@ -1165,13 +1166,14 @@ postgres_finish(struct ns_store *store, struct ns_finished *ends, size_t n,
  * A batch counts a letter once: by its job, or by itself if it has none. */
 static const char refuse_sql[] =
     "WITH x AS (SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
-    "  $11, $12, $13, $14) AS x (key, id, batch, custom_id, tenant, sha, code,"
-    "  param, message, payload, bytes, source, response, warnings)),"
+    "  $11, $12, $13, $14, $15) AS x (key, id, batch, custom_id, tenant, sha,"
+    "  code, param, message, payload, bytes, source, response, warnings,"
+    "  headers)),"
     "d AS (INSERT INTO nightshift.dead_letter (source_key, job_id, batch,"
-    "   tenant, reason, param, detail, payload_lz4, payload_bytes,"
+    "   tenant, reason, param, detail, headers, payload_lz4, payload_bytes,"
     "   payload_sha256)"
-    "  SELECT key, id, batch, tenant, code, param, message, payload, bytes,"
-    "   sha FROM x ORDER BY key ON CONFLICT DO NOTHING RETURNING source_key),"
+    "  SELECT key, id, batch, tenant, code, param, message, headers::jsonb,"
+    "   payload, bytes, sha FROM x ORDER BY key ON CONFLICT DO NOTHING RETURNING source_key),"
     "o AS (SELECT DISTINCT ON (id) * FROM x WHERE id IS NOT NULL"
     "  ORDER BY id, key),"
     "j AS (INSERT INTO nightshift.job (job_id, batch, custom_id, tenant,"
@@ -1191,7 +1193,7 @@ static const char refuse_sql[] =
     "  LEFT JOIN a ON a.job_id = x.id"
     "  LEFT JOIN nightshift.job p ON p.job_id = x.id"
     "  WHERE p.job_id IS NULL OR p.body_sha256 <> x.sha),"
-    COUNT_BATCHES REPORT("$15");
+    COUNT_BATCHES REPORT("$16");
 
 static bool
 has_usable_id(const struct ns_job *job, const struct ns_error *error)
@@ -1242,9 +1244,35 @@ fill_refusal(struct columns *columns, const struct ns_refusal *refusal,
     else
         ns_pg_add_null(&array[12]);
     add_warnings(&array[13], job);
+    ns_pg_add_text(&array[14], job->headers);
     ns_buf_fini(&line);
     ns_buf_fini(&key);
     return status == NS_FATAL ? status : NS_OK;
+}
+
+/* A tombstone that cancels is no refusal: it asks for something. */
+static bool
+is_cancel(const struct ns_refusal *refusal)
+{
+    return refusal->error.code && strcmp(refusal->error.code, "cancel") == 0 &&
+           refusal->job->id;
+}
+
+static const char cancel_sql[] = "SELECT nightshift.cancel($1, $2)";
+
+static enum ns_status
+cancel(struct postgres *pg, const struct ns_job *job, struct ns_error *err)
+{
+    struct ns_pg_call call = { .sql = cancel_sql };
+    enum ns_status status;
+
+    ns_pg_call_text(&call, job->id);
+    ns_pg_call_text(&call, job->batch);
+    status = ns_pg_run(&pg->link, &call, 1, err);
+    if (status == NS_OK && !call.result)
+        pg->unstorable++;
+    ns_pg_call_fini(&call);
+    return status;
 }
 
 static enum ns_status
@@ -1255,9 +1283,10 @@ send_refusals(struct postgres *pg, const struct ns_refusal *refusals, size_t n,
     struct columns columns;
 
     memset(call, 0, sizeof(*call));
-    columns_init(&columns, "tttttbtttb8tbt");
+    columns_init(&columns, "tttttbtttb8tbtt");
     for (size_t i = 0; i < n && status == NS_OK; i++)
-        status = fill_refusal(&columns, &refusals[i], err);
+        if (!is_cancel(&refusals[i]))
+            status = fill_refusal(&columns, &refusals[i], err);
     if (status == NS_OK)
         status = columns_check(&columns, err);
     if (status == NS_OK) {
@@ -1282,7 +1311,7 @@ force_refusal(struct postgres *pg, const struct ns_refusal *refusal,
     enum ns_status status;
 
     pg->unstorable++;
-    job.id = job.custom_id = job.batch = job.tenant = NULL;
+    job.id = job.custom_id = job.batch = job.tenant = job.headers = NULL;
     job.n_warnings = 0;
     bare.job = &job;
     bare.error.param[0] = '\0';
@@ -1320,8 +1349,11 @@ postgres_refuse(struct ns_store *store, struct ns_refusal *refusals, size_t n,
         }
         ns_pg_call_fini(&call);
     }
-    for (size_t i = 0; i < n && status == NS_OK; i++)
+    for (size_t i = 0; i < n && status == NS_OK; i++) {
+        if (is_cancel(&refusals[i]))
+            status = cancel(pg, refusals[i].job, err);
         refusals[i].outcome = NS_STORE_DONE;
+    }
     return status;
 }
 

@@ -85,6 +85,7 @@ CREATE TABLE nightshift.result (
     model_rev text,
     engine_rev text,
     warnings jsonb,
+    trace_parent text, -- W3C, as the message had it
     sanitised int NOT NULL DEFAULT 0, -- replaced in content and reasoning
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CHECK (status <> 'ok' OR response_lz4 IS NOT NULL)
@@ -115,6 +116,7 @@ CREATE TABLE nightshift.dead_letter (
     reason text NOT NULL,
     param text,
     detail text,
+    headers jsonb,               -- of the message
     payload_lz4 bytea,           -- one LZ4 frame; NULL: too long to be kept
     payload_bytes bigint,
     payload_sha256 bytea,
@@ -239,6 +241,7 @@ GRANT SELECT, INSERT, DELETE ON nightshift.block TO nightshift_rw;
 GRANT SELECT, INSERT, UPDATE ON nightshift.batch TO nightshift_rw;
 GRANT SELECT ON nightshift.document, nightshift.batch_status
     TO nightshift_rw;
+GRANT EXECUTE ON FUNCTION nightshift.cancel(text, text) TO nightshift_rw;
 
 -- Who sends jobs and reads answers.
 GRANT SELECT ON nightshift.job, nightshift.result, nightshift.dead_letter,
