@@ -155,7 +155,7 @@ enum { MAX_ARGUMENTS = 40, LIMIT_MS = 120000 };
                    in_folder("stdout"), in_folder("stderr")), \
              LIMIT_MS)
 
-static char *
+static inline char *
 slurp(const char *path)
 {
     char *text = NULL, chunk[65536];
@@ -200,7 +200,7 @@ wait_until_says(const char *path, const char *word)
     }
 }
 
-static void
+static inline void
 wait_until_exists(const char *path)
 {
     int64_t until = now_ms() + LIMIT_MS;
@@ -213,7 +213,7 @@ wait_until_exists(const char *path)
 }
 
 /* `n` jobs of mixed modes and lengths, of which every tenth is bad. */
-static void
+static inline void
 write_jobs(const char *path, int n, int longest)
 {
     static const char *const modes[] = { "diffusion", "ar", "hybrid", "auto" };
@@ -246,7 +246,7 @@ struct answers {
     char *text[512];
 };
 
-static void
+static inline void
 answers_fini(struct answers *answers)
 {
     for (int i = 0; i < 512; i++)
@@ -254,7 +254,7 @@ answers_fini(struct answers *answers)
 }
 
 /* Every line must be whole. Lines are told by the line of their job. */
-static void
+static inline void
 read_answers(const char *path, struct answers *out)
 {
     char *text = slurp(path), *line = text, *end;
@@ -295,7 +295,7 @@ read_answers(const char *path, struct answers *out)
 }
 
 /* Exactly one line for each of `n` jobs, and each as the reference has it. */
-static void
+static inline void
 assert_same_answers(const char *path, const struct answers *reference, int n)
 {
     struct answers answers;
