@@ -51,11 +51,17 @@ def training_cases(cfg, work, tasks):
     return tok, cases
 
 
+def reward(case, text):
+    """Executed right or wrong; for summaries the facts and the overlap together, so that naming facts in rubble does not pay."""
+    score = E.score(case, text)
+    return (score + E.rouge_l(text, case["answer"])) / 2 if case["task"] == "report" else score
+
+
 def main():
     work = sys.argv[1]
     cfg = T.load_config()
     m, s2, s1, n = cfg["model"], cfg["stage2"], cfg["stage1"], cfg["canvas"]
-    gen = dict(cfg["generation"], max_denoising_steps=s2["max_sampler_steps"], confidence_threshold=s2["confidence_threshold"])
+    gen = dict(cfg["generation"], max_denoising_steps=s2["max_sampler_steps"])
     torch.set_num_threads(cfg["threads"])
     torch.manual_seed(cfg["seed"])
     logfile = os.path.join(work, "stage2.log")
@@ -80,7 +86,7 @@ def main():
     M.load_fused()
     threads = T.Threads(cfg["threads"])
     # the effort of the shipped sampler, before and after
-    check = dict(cfg["generation"])
+    check = cfg["generation"]
     T.log(logfile, event="start", step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
 
     def checkpoint():
@@ -102,7 +108,7 @@ def main():
         rewards = torch.zeros(len(rows))
         for i, c in enumerate(rows):
             kept, _ = S.finish(final[i])
-            rewards[i] = 1.0 if kept == c["answer_ids"] else E.score(c, tok.decode(kept))
+            rewards[i] = 1.0 if kept == c["answer_ids"] else reward(c, tok.decode(kept))
         r = rewards.view(-1, group)
         # fewer steps count a little, so that equal answers are told apart by their effort
         merit = r - 0.02 * steps.view(-1, group)
@@ -123,30 +129,32 @@ def main():
             kept, ended = S.finish(targets[i])
             if ended:
                 targets[i, len(kept):] = S.TURN
-        # one visited state a row, early ones as often as late ones
-        canvas = torch.zeros(len(rows), n, dtype=torch.long)
-        soft = torch.zeros(len(rows), n, m["hidden"], dtype=torch.bfloat16)
+        # some visited states of every row, early ones as often as late ones; the first, pure noise, always
+        k = s2["states"]
+        canvas = torch.zeros(len(rows), k, n, dtype=torch.long)
+        soft = torch.zeros(len(rows), k, n, m["hidden"], dtype=torch.bfloat16)
         for i in range(len(rows)):
-            j = int(torch.randint(int(steps[i]), (1,), generator=rng))
-            canvas[i] = trace[j][0][i]
-            if trace[j][1] is not None:
-                soft[i] = trace[j][1][i]
+            for a in range(k):
+                j = int(torch.randint(int(steps[i]), (1,), generator=rng)) if a else 0
+                canvas[i, a] = trace[j][0][i]
+                if trace[j][1] is not None:
+                    soft[i, a] = trace[j][1][i]
         prefixes = [c["prompt_ids"] + c["answer_ids"] for c in rows]
         tokens = S.pad_rows(prefixes)
         cols = tokens.shape[1]
         lens = torch.tensor([len(p) for p in prefixes])
         seen = torch.tensor([len(c["prompt_ids"]) for c in rows])
-        pos = torch.cat((torch.arange(cols).expand(len(rows), -1), seen[:, None] + torch.arange(n)), 1)
-        bias_s, bias_f = (x.bfloat16() for x in M.masks(m, lens, seen, cols, 1, n))
+        pos = torch.cat((torch.arange(cols).expand(len(rows), -1), (seen[:, None] + torch.arange(n)).repeat(1, k)), 1)
+        bias_s, bias_f = (x.bfloat16() for x in M.masks(m, lens, seen, cols, k, n))
         table = w[M.SHARED + "embed_tokens.weight"]
-        x = torch.cat((M.embed(w, tokens), M.embed_canvas(m, w, canvas, soft)), 1)
-        h = M.forward(m, w, tables, x, pos, torch.arange(cols + n) >= cols, bias_s, bias_f)
+        x = torch.cat((M.embed(w, tokens), M.embed_canvas(m, w, canvas.view(len(rows), k * n), soft.view(len(rows), k * n, -1))), 1)
+        h = M.forward(m, w, tables, x, pos, torch.arange(cols + k * n) >= cols, bias_s, bias_f)
         part = [("refine", torch.tensor(p).numpy(), int(k)) for p, k in zip(prefixes, seen)]
         index, target, cw = T.causal_targets(part, cols, 0.0)
         causal = M.cross_entropy_sum(F.linear(h[:, :cols].reshape(-1, m["hidden"]).index_select(0, index), table), target, cw, m["softcap"]) / cw.sum()
         filled = (targets == S.TURN).cumsum(1) > 3
-        tw = torch.where(filled, s1["fill_weight"], 1.0) * weights[:, None]
-        refine = M.cross_entropy_sum(F.linear(h[:, cols:].reshape(-1, m["hidden"]), table), targets.view(-1), tw.view(-1), m["softcap"]) / tw.sum()
+        tw = (torch.where(filled, s1["fill_weight"], 1.0) * weights[:, None]).repeat_interleave(k, 0)
+        refine = M.cross_entropy_sum(F.linear(h[:, cols:].reshape(-1, m["hidden"]), table), targets.repeat_interleave(k, 0).view(-1), tw.view(-1), m["softcap"]) / tw.sum()
         plain = T.batch_loss(cfg, w, tables, data.next(s1["canvases"] * n, s2["plain_tokens"]), s1["canvases"], rng)[0]
         (refine + s1["causal_weight"] * causal + s2["plain_weight"] * plain).backward()
         torch.nn.utils.clip_grad_norm_([params[k] for k in opt.others], 1.0)

@@ -54,13 +54,14 @@ class Threads:
     def read(self):
         with open("/proc/stat") as f:
             x = [int(v) for v in f.readline().split()[1:8]]
-        return x[0] + x[2], sum(x)  # user and system of normal priority, all
+        own = sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK")
+        return x[0] + x[1] + x[2] - own, sum(x)  # what others worked, all
 
     def adapt(self):
         now = self.read()
         busy = (now[0] - self.last[0]) / max(1, now[1] - self.last[1])
         self.last = now
-        torch.set_num_threads(self.most if busy < 0.25 else max(1, self.most // 2))
+        torch.set_num_threads(self.most if busy < 0.08 else max(1, self.most // 2))
         return busy
 
 
@@ -206,6 +207,19 @@ def canvas_targets(part, length, canvases, fill_weight, rng):
     return clean.repeat_interleave(canvases, 0), torch.tensor(seen), weight.repeat_interleave(canvases, 0)
 
 
+def roll(p, canvas, s1, rng):
+    """What the sampler makes of its canvases: sampled where the entropy bound accepts, new noise elsewhere."""
+    n, length, vocab = p.shape
+    entropy = torch.special.entr(p).sum(-1)
+    low, high = s1["roll_bounds"]
+    bound = low * (high / low) ** torch.rand(n, 1, generator=rng)
+    order = entropy.sort(-1)
+    accept = torch.zeros(n, length, dtype=torch.bool).scatter(1, order.indices, order.values.cumsum(-1) - order.values <= bound)
+    sampled = torch.multinomial(p.view(-1, vocab), 1, generator=rng).view(n, length)
+    fresh = torch.where(accept, sampled, torch.randint(vocab, (n, length), generator=rng))
+    return torch.where(torch.rand(n, 1, generator=rng) < s1["roll_share"], fresh, canvas)
+
+
 def batch_loss(cfg, w, tables, part, canvases, rng):
     """(loss, causal loss, denoising loss or None, balance, tokens) of one batch; canvases 0: the causal stage."""
     m, s1, canvas = cfg["model"], cfg["stage1"], cfg["canvas"]
@@ -238,7 +252,11 @@ def batch_loss(cfg, w, tables, part, canvases, rng):
             g = cfg["generation"]
             temperature = g["t_min"] + (g["t_max"] - g["t_min"]) * float(torch.rand(1, generator=rng))
             z = S.logits_of(m, w, h[:, cols:]) / temperature
-            soft[:half] = F.linear(torch.softmax(z, -1).bfloat16(), table.t())
+            p = torch.softmax(z, -1)
+            soft[:half] = F.linear(p.bfloat16(), table.t())
+            # a share of these canvases goes one step of the sampler further: so the model meets its own mistakes
+            rolled = roll(p.view(half * k, canvas, -1), noisy[:half].reshape(half * k, canvas), s1, rng)
+            noisy = torch.cat((rolled.view(half, k * canvas), noisy[half:]))
         # a zero soft embedding passes the gated MLP as zero, so one call serves both halves
         x = torch.cat((prefix, M.embed_canvas(m, w, noisy, soft)), 1)
     balance = []
