@@ -42,6 +42,10 @@ libraries()
     need libsystemd-dev pkg-config --exists libsystemd
     need librdkafka-dev pkg-config --exists rdkafka
     need libpq-dev pkg-config --exists libpq
+    need libjpeg-dev pkg-config --exists libjpeg
+    need libpng-dev pkg-config --exists libpng
+    need libwebp-dev pkg-config --exists libwebp
+    need libseccomp-dev pkg-config --exists libseccomp
     need libunistring-dev test -f /usr/include/unistr.h
 }
 
