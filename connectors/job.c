@@ -155,11 +155,16 @@ take_outer_id(struct ns_parse *p, const struct ns_message *message)
 {
     struct ns_job *job = p->job;
     const char *id = message->id;
-    enum ns_status status;
+    const char *batch = message->batch;
+    enum ns_status status = NS_OK;
 
+    if (batch && !ns_job_bad_name(batch, strlen(batch), NS_JOB_BATCH_BYTES) &&
+        !strchr(batch, '/'))
+        status = copy_text(p, batch, &job->batch); /* counts it, at least */
     if (!id || ns_job_bad_name(id, strlen(id), NS_JOB_ID_BYTES))
-        return NS_OK; /* then the body must have one */
-    status = copy_text(p, id, &job->custom_id);
+        return status; /* then the body must have one */
+    if (status == NS_OK)
+        status = copy_text(p, id, &job->custom_id);
     if (!message->batch) /* else it is only a part of the id */
         job->id = job->custom_id;
     return status;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -388,6 +389,54 @@ open_run(struct ns_spool *spool, struct ns_error *err)
     return status;
 }
 
+/* The name without its endings, and without the ~2 of a second one. */
+static void
+put_batch(struct ns_spool_file *file, const unsigned char *sha256)
+{
+    enum { NAME_BYTES = 40 }; /* leaves the ids room */
+    size_t n = strcspn(file->name, "."), digits;
+    char name[NAME_BYTES + 1];
+
+    for (digits = 0; digits < n; digits++)
+        if (!strchr("0123456789", file->name[n - 1 - digits]))
+            break;
+    if (digits > 0 && digits < n && file->name[n - 1 - digits] == '~')
+        n -= digits + 1;
+    n = n < NAME_BYTES ? n : NAME_BYTES;
+    for (size_t i = 0; i < n; i++)
+        name[i] = file->name[i] > ' ' && file->name[i] < 0x7f
+                      ? file->name[i]
+                      : '_';
+    name[n] = '\0';
+    snprintf(file->batch, sizeof(file->batch),
+             "%s-%02x%02x%02x%02x%02x%02x", name, sha256[0], sha256[1],
+             sha256[2], sha256[3], sha256[4], sha256[5]);
+}
+
+/* A file is its batch: the same file dropped in again is the same one, and
+ * another file of the same name is not. */
+static enum ns_status
+name_batch(struct ns_spool *spool, struct ns_spool_file *file,
+           struct ns_error *err)
+{
+    unsigned char chunk[64 << 10], sha256[NS_SHA256_BYTES];
+    EVP_MD_CTX *digest = EVP_MD_CTX_new();
+    ssize_t n = 0;
+    bool good;
+
+    good = digest && EVP_DigestInit_ex(digest, EVP_sha256(), NULL) == 1;
+    while (good && (n = spool->io->read(file->fd, chunk, sizeof(chunk))) > 0)
+        good = EVP_DigestUpdate(digest, chunk, (size_t)n) == 1;
+    good = good && EVP_DigestFinal_ex(digest, sha256, NULL) == 1;
+    EVP_MD_CTX_free(digest);
+    if (n < 0 || lseek(file->fd, 0, SEEK_SET) == -1)
+        return io_failed(err, "read", file->name);
+    if (!good)
+        return no_memory(err);
+    put_batch(file, sha256);
+    return NS_OK;
+}
+
 /* ---- nightshiftd: a directory ---------------------------------------- */
 
 /* Opens a file of work/ with its journal and blocks. NS_REJECT: it can not be
@@ -419,10 +468,12 @@ open_work(struct ns_spool *spool, const char *name, struct ns_error *err)
         status = io_failed(err, "open", name);
     else
         status = prepare_file(spool, file, err);
-    if (status == NS_OK)
+    if (status == NS_OK && spool->options.answers_elsewhere)
+        status = name_batch(spool, file, err);
+    if (status == NS_OK && !spool->options.answers_elsewhere)
         status = ns_journal_open(spool->dirs[OUT], part, &options,
                                  &file->journal, err);
-    if (status == NS_OK)
+    if (status == NS_OK && !spool->options.answers_elsewhere)
         status = ns_blocks_open(spool->dirs[WORK], blocks, PRIVATE,
                                 spool->model_rev, spool->engine_rev, matters,
                                 file, spool->io, &file->blocks, err);
@@ -657,7 +708,8 @@ resume(struct ns_spool *spool, const char *name, struct ns_error *err)
     snprintf(other, sizeof(other), "%s.reason", name);
     condemned = stands(spool->dirs[DEAD], other);
     is_part = stands(spool->dirs[OUT], part);
-    if (!condemned && (is_part || !stands(spool->dirs[OUT], name)))
+    if (!condemned && (is_part || spool->options.answers_elsewhere ||
+                       !stands(spool->dirs[OUT], name)))
         return open_work(spool, name, err);
 
     /* It ended between two renames: do the rest of them. */

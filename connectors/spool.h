@@ -19,6 +19,9 @@
  * .part; .jsonl and .jsonl.lz4 are taken, and answered in kind. The rest is
  * logged once and left alone. The directory is locked by .lock.
  *
+ * With answers_elsewhere no journal tells which lines are done. A file that is
+ * read again is handed out whole again, and the store knows what it has.
+ *
  *     in/a.jsonl --take--> work/a.jsonl, out/a.jsonl.part, work/a.jsonl.blocks
  *                --end---> done/a.jsonl, out/a.jsonl
  *
@@ -54,6 +57,9 @@ struct ns_spool_options {
     /* A directory; `input` and `output` are then NULL. */
     const char *directory;
     bool allow_nfs;
+    bool answers_elsewhere; /* the store is another's (postgres.h): there is no
+                             * out/, and a message's batch is its file's name
+                             * with 12 hex digits of the hash of its bytes */
 
     size_t max_line;        /* 0: 16 MB */
     uint64_t max_expanded;  /* of an LZ4 input; 0: 64 GB */

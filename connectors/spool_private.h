@@ -44,6 +44,7 @@ struct ns_spool_file {
     bool regular;     /* can be looked at again: a change is noticed */
     struct stat stat; /* as it was when it was opened */
     uint64_t looked;  /* bytes read when it was last looked at */
+    char batch[101]; /* of messages whose answers go elsewhere; or "" */
     struct ns_lines *lines;
     struct ns_ledger *ledger;
     struct ns_journal *journal;

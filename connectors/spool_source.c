@@ -198,6 +198,8 @@ poll_once(struct ns_spool *spool, struct ns_message *out, bool *wait,
     out->position.partition = file->number;
     out->position.offset = line.number;
     out->origin = file->name;
+    if (file->batch[0]) /* so that ids and letters do not depend on a ~2 */
+        out->origin = out->batch = file->batch;
     out->bytes = line.bytes;
     out->length = line.length;
     memcpy(out->sha256, line.sha256, sizeof(out->sha256));

@@ -15,6 +15,7 @@ static const struct {
     { "validate", ns_command_validate, "check the jobs of a file" },
     { "show", ns_command_show, "print a results file for reading" },
     { "inspect", ns_command_inspect, "say what a model is and needs" },
+    { "db", ns_command_db, "install, migrate and purge the database" },
     { "tokenize", ns_command_tokenize, "text to token ids, and back" },
 };
 

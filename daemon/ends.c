@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "connectors/postgres.h"
-
 static enum ns_status
 check_pair(const struct ns_options *options, struct ns_error *err)
 {
@@ -17,13 +15,25 @@ check_pair(const struct ns_options *options, struct ns_error *err)
         return ns_fail(err, NS_REJECT, "intake.topics is given without "
                        "postgres.conninfo: results of jobs from Kafka can only "
                        "go to PostgreSQL, which keeps two daemons apart");
-    if (options->intake.spool && options->postgres.conninfo)
-        return ns_fail(err, NS_REJECT, "intake.spool with postgres.conninfo: "
-                       "this build writes results of files to files");
     if (options->intake.spool && options->n_kafka > 0)
         return ns_fail(err, NS_REJECT, "[kafka] is given, and jobs come from "
                        "intake.spool: set intake.topics, or take it out");
     return NS_OK;
+}
+
+struct ns_postgres_options
+ns_ends_postgres(const struct ns_options *options)
+{
+    return (struct ns_postgres_options){
+        .conninfo = options->postgres.conninfo,
+        .password_file = options->postgres.password_file,
+        .connect_ms = (int64_t)options->postgres.connect_ms,
+        .answer_ms = (int64_t)options->postgres.answer_ms,
+        .allow_async_commit = options->postgres.allow_async_commit,
+        .allow_plaintext = options->postgres.allow_plaintext,
+        .lease_ms = (int64_t)options->postgres.lease_ms,
+        .notify = options->postgres.notify,
+    };
 }
 
 struct ns_kafka_options
@@ -66,6 +76,24 @@ ns_ends_check(const struct ns_options *options, struct ns_error *err)
 }
 
 static enum ns_status
+open_postgres(const struct ns_options *options, const char *model_rev,
+              const char *engine_rev, struct ns_ends *ends,
+              struct ns_error *err)
+{
+    struct ns_postgres_options postgres = ns_ends_postgres(options);
+    enum ns_status status;
+
+    postgres.model_rev = model_rev;
+    postgres.engine_rev = engine_rev;
+    status = ns_postgres_store_open(&postgres, &ends->postgres, err);
+    if (status != NS_OK)
+        return status;
+    ends->store = ends->postgres;
+    ends->keep_payloads = true;
+    return NS_OK;
+}
+
+static enum ns_status
 open_spool(const struct ns_options *options, const char *model_rev,
            const char *engine_rev, struct ns_ends *ends, struct ns_error *err)
 {
@@ -76,13 +104,19 @@ open_spool(const struct ns_options *options, const char *model_rev,
         .window = options->intake.window,
         .model_rev = model_rev,
         .engine_rev = engine_rev,
+        .answers_elsewhere = options->postgres.conninfo != NULL,
     };
-    enum ns_status status = ns_spool_open(&spool, &ends->spool, err);
+    enum ns_status status = NS_OK;
 
+    if (spool.answers_elsewhere)
+        status = open_postgres(options, model_rev, engine_rev, ends, err);
+    if (status == NS_OK)
+        status = ns_spool_open(&spool, &ends->spool, err);
     if (status != NS_OK)
         return status;
     ends->source = ns_spool_source(ends->spool);
-    ends->store = ns_spool_store(ends->spool);
+    if (!spool.answers_elsewhere)
+        ends->store = ns_spool_store(ends->spool);
     return NS_OK;
 }
 
@@ -93,25 +127,11 @@ open_servers(const struct ns_options *options,
              const char *engine_rev, struct ns_ends *ends,
              struct ns_error *err)
 {
-    struct ns_postgres_options postgres = {
-        .conninfo = options->postgres.conninfo,
-        .password_file = options->postgres.password_file,
-        .connect_ms = (int64_t)options->postgres.connect_ms,
-        .answer_ms = (int64_t)options->postgres.answer_ms,
-        .allow_async_commit = options->postgres.allow_async_commit,
-        .allow_plaintext = options->postgres.allow_plaintext,
-        .lease_ms = (int64_t)options->postgres.lease_ms,
-        .notify = options->postgres.notify,
-        .model_rev = model_rev,
-        .engine_rev = engine_rev,
-    };
     enum ns_status status;
 
-    status = ns_postgres_store_open(&postgres, &ends->postgres, err);
+    status = open_postgres(options, model_rev, engine_rev, ends, err);
     if (status != NS_OK)
         return status;
-    ends->store = ends->postgres;
-    ends->keep_payloads = true;
     if (options->intake.results_topic || options->intake.dead_letter_topic) {
         status = ns_kafka_producer_open(kafka, &ends->producer, err);
         if (status == NS_OK)

@@ -1,6 +1,7 @@
 /* ends.h - the two ends of the daemon's pipeline, as the configuration says.
  *
  *     intake.spool                    files      -->  files
+ *     intake.spool + [postgres]       files      -->  PostgreSQL
  *     intake.topics + [postgres]      Kafka      -->  PostgreSQL
  *
  * Kafka to files is refused: two daemons of a group could answer one message
@@ -17,6 +18,7 @@
 #include "base/error.h"
 #include "config/options.h"
 #include "connectors/kafka.h"
+#include "connectors/postgres.h"
 #include "connectors/spool.h"
 
 struct ns_ends {
@@ -45,8 +47,9 @@ bool ns_ends_ready(const struct ns_ends *ends, const char **why);
 
 void ns_ends_close(struct ns_ends *ends); /* what is open of it */
 
-/* Of the options, for others who talk to the same brokers. `settings` has room
+/* Of the options, for others who talk to the same servers. `settings` has room
  * for options->n_kafka. */
+struct ns_postgres_options ns_ends_postgres(const struct ns_options *options);
 struct ns_kafka_options ns_ends_kafka(const struct ns_options *options,
                                       struct ns_kafka_setting *settings);
 
