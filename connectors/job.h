@@ -136,7 +136,8 @@ void ns_job_destroy(struct ns_job *job); /* takes NULL */
 /* The custom_id of a line, without parsing it: what a file's source needs to
  * know in the order of lines, before the parses run side by side. Agrees with
  * ns_job_parse on every line that it accepts; false when the line has none, or
- * none that would be accepted. Takes no memory but for an id with escapes. */
+ * none that would be accepted. Takes no memory but for an id or a key with
+ * escapes. */
 bool ns_job_peek_id(const char *bytes, size_t length,
                     char out[NS_JOB_ID_BYTES + 1]);
 

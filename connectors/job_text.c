@@ -172,10 +172,22 @@ copy_id(const char *quoted, size_t length, char out[NS_JOB_ID_BYTES + 1])
     return fits;
 }
 
+/* Keys may be spelt with escapes too, and mean the same then. */
+static bool
+is_custom_id(const char *quoted, size_t length)
+{
+    static const char name[] = "custom_id";
+    char text[NS_JOB_ID_BYTES + 1];
+
+    if (!memchr(quoted, '\\', length))
+        return length - 2 == sizeof(name) - 1 &&
+               memcmp(quoted + 1, name, sizeof(name) - 1) == 0;
+    return copy_id(quoted, length, text) && strcmp(text, name) == 0;
+}
+
 bool
 ns_job_peek_id(const char *bytes, size_t length, char out[NS_JOB_ID_BYTES + 1])
 {
-    static const char name[] = "\"custom_id\"";
     const char *at = bytes, *end = bytes + length;
 
     skip_blanks(&at, end);
@@ -190,8 +202,7 @@ ns_job_peek_id(const char *bytes, size_t length, char out[NS_JOB_ID_BYTES + 1])
         key = at;
         if (at == end || *at != '"' || !skip_string(&at, end))
             return false;
-        is_id = (size_t)(at - key) == sizeof(name) - 1 &&
-                memcmp(key, name, sizeof(name) - 1) == 0;
+        is_id = is_custom_id(key, (size_t)(at - key));
         skip_blanks(&at, end);
         if (at == end || *at != ':')
             return false;

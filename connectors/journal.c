@@ -421,6 +421,21 @@ lock(int fd, const char *name, struct ns_error *err)
     return NS_RETRY;
 }
 
+/* Rights and names do not mend by waiting: who named the output has to know.
+ * In a spool it is the operator's folder, and no reason to give a file up. */
+static enum ns_status
+open_failed(const struct ns_journal *journal, struct ns_error *err)
+{
+    bool lasting = errno == EACCES || errno == EPERM || errno == EROFS ||
+                   errno == EISDIR || errno == ENAMETOOLONG || errno == ELOOP;
+
+    if (!lasting || journal->options.ours)
+        return io_failed(err, "open", journal->name);
+    ns_fail_errno(err, NS_REJECT, "open %.200s", journal->name);
+    err->code = "bad_output";
+    return NS_REJECT;
+}
+
 /* Opens the file under its name and locks it; that the name still leads to
  * what was locked is looked at afterwards, because a rewrite renames. */
 static enum ns_status
@@ -435,7 +450,7 @@ open_locked(struct ns_journal *journal, int flags, struct ns_error *err)
                                               O_CLOEXEC | O_NOCTTY | flags,
                                           journal->options.mode);
         if (journal->fd == -1)
-            return io_failed(err, "open", journal->name);
+            return open_failed(journal, err);
         if (!journal->options.lock)
             return NS_OK;
         status = lock(journal->fd, journal->name, err);

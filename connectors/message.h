@@ -21,7 +21,9 @@ struct ns_position {
 };
 
 enum ns_message_kind {
-    NS_MESSAGE_NONE, /* nothing now: poll again later */
+    NS_MESSAGE_NONE,    /* nothing now: poll again later */
+    NS_MESSAGE_SKIPPED, /* nothing yet, what was looked at is done: poll again
+                         * at once, behind whatever else is to be done */
     NS_MESSAGE_JOB,
     NS_MESSAGE_END, /* nothing will ever come again (a file at its end) */
 };

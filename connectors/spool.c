@@ -333,6 +333,9 @@ open_output(struct ns_spool *spool, struct ns_spool_file *file,
         if (st.st_dev == file->stat.st_dev && st.st_ino == file->stat.st_ino)
             return ns_refuse(err, "bad_output", NULL,
                              "%.200s is the input itself", path);
+        if (S_ISDIR(st.st_mode))
+            return ns_refuse(err, "bad_output", NULL,
+                             "%.200s is a folder, not a file", path);
         if (!S_ISREG(st.st_mode)) { /* a pipe, /dev/null */
             spool->lock = spool->io->openat(spool->out_dir, name,
                                             O_WRONLY | O_CLOEXEC, 0);

@@ -31,17 +31,24 @@ is_unchanged(struct ns_spool *spool, const struct ns_spool_file *file)
            named.st_ino == old->st_ino && named.st_dev == old->st_dev;
 }
 
-/* A line for which results stand that were made from other bytes: its own, or
- * those of its id. To go on would mix answers to two inputs in one file. */
+/* A line for which results stand that were made from other bytes: its own
+ * (`id` NULL), or those of its id. To go on would mix answers to two inputs in
+ * one file. */
 static enum ns_status
 edited(struct ns_spool *spool, struct ns_spool_file *file, uint64_t line,
        uint64_t other, const char *id, struct ns_error *err)
 {
-    ns_refuse(err, "edited", "custom_id",
-              "line %" PRIu64 " was edited since: the result %s (of line "
-              "%" PRIu64 ") was made from other bytes; give the input another "
-              "output, or begin anew",
-              line, id, other);
+    if (id)
+        ns_refuse(err, "edited", "custom_id",
+                  "line %" PRIu64 " was edited since: the result %s (of line "
+                  "%" PRIu64 ") was made from other bytes; give the input "
+                  "another output, or begin anew",
+                  line, id, other);
+    else
+        ns_refuse(err, "edited", "custom_id",
+                  "line %" PRIu64 " is not the line whose result stands in the "
+                  "output; give the input another output, or begin anew",
+                  line);
     return ns_spool_condemn(spool, file, err);
 }
 
@@ -67,8 +74,7 @@ admit(struct ns_spool *spool, struct ns_spool_file *file,
         return edited(spool, file, line->number, other, shown, err);
     }
     if (ns_index_is_done(file->index, line->number))
-        return edited(spool, file, line->number, line->number, "of the line",
-                      err);
+        return edited(spool, file, line->number, line->number, NULL, err);
     if (other)
         id = NULL; /* a second line of the id: the claim says so */
     status = ns_index_put(file->index, line->number, ns_index_sha(line->sha256),
@@ -189,6 +195,8 @@ poll_once(struct ns_spool *spool, struct ns_message *out, bool *wait,
             out->kind = NS_MESSAGE_END;
         *wait = !file->regular && !file->at_end;
         *wait_fd = *wait ? file->fd : -1;
+        if (!*wait && out->kind == NS_MESSAGE_NONE)
+            out->kind = NS_MESSAGE_SKIPPED;
         return NS_OK;
     }
     ns_ledger_receive(file->ledger, line.number); /* there was room */

@@ -119,6 +119,8 @@ poll_source(struct ns_pipeline *pipeline)
             pipeline->ended = true;
             return;
         }
+        if (message.kind == NS_MESSAGE_SKIPPED)
+            return; /* signals and the rest first; poll_at_ms lies behind us */
         if (message.kind == NS_MESSAGE_NONE) {
             pipeline->poll_at_ms =
                 ns_now_ms() + ns_pipeline_tuning(pipeline).poll_ms;

@@ -724,6 +724,13 @@ bad_inputs_and_outputs_are_refused_with_a_sentence(void **state)
     options.output = folder_path("none/out");
     assert_int_equal(ns_spool_open(&options, &spool, &err), NS_REJECT);
     assert_string_equal(err.code, "bad_output");
+    options.output = folder;
+    assert_int_equal(ns_spool_open(&options, &spool, &err), NS_REJECT);
+    assert_string_equal(err.code, "bad_output");
+    assert_int_equal(symlinkat("loop", folder_fd, "loop"), 0);
+    options.output = folder_path("loop"); /* cannot be opened, now or later */
+    assert_int_equal(ns_spool_open(&options, &spool, &err), NS_REJECT);
+    assert_string_equal(err.code, "bad_output");
     options.output = folder_path("note.txt");
     folder_write("note.txt", "remember the milk\n", 18);
     assert_int_equal(ns_spool_open(&options, &spool, &err), NS_REJECT);
@@ -987,6 +994,34 @@ a_hundred_thousand_jobs_take_a_few_bytes_each(void **state)
         fail_msg("%zu bytes more", most - before);
     assert_complete("out.jsonl", JOBS);
     assert_int_equal(run_all(&options), 0); /* and all are known again */
+}
+
+/* A reader that said "nothing now" among lines that are done would be asked
+ * again a second later: 100,000 of them took half a minute to pass. */
+static void
+lines_that_are_done_are_passed_without_a_pause(void **state)
+{
+    enum { JOBS = 10000 };
+    struct ns_spool_options options = run_options();
+    struct ns_message message;
+    struct ns_spool *spool;
+    struct ns_error err;
+    int polls = 0;
+
+    (void)state;
+    folder_empty(folder_fd);
+    write_jobs("in.jsonl", JOBS);
+    assert_int_equal(run_all(&options), JOBS);
+    spool = open_ok(&options);
+    do {
+        assert_int_equal(
+            ns_source_poll(ns_spool_source(spool), 0, &message, &err), NS_OK);
+        assert_true(message.kind == NS_MESSAGE_SKIPPED ||
+                    message.kind == NS_MESSAGE_END);
+        polls++;
+    } while (message.kind != NS_MESSAGE_END);
+    assert_true(polls > 1); /* and not all of them in one turn of the loop */
+    ns_spool_close(spool);
 }
 
 /* Expands an LZ4 file of results into the file "plain". */
@@ -1714,6 +1749,7 @@ main(void)
         cmocka_unit_test(an_input_that_changes_under_the_run_stops_it),
         cmocka_unit_test(the_window_bounds_what_is_handed_out),
         cmocka_unit_test(a_hundred_thousand_jobs_take_a_few_bytes_each),
+        cmocka_unit_test(lines_that_are_done_are_passed_without_a_pause),
         cmocka_unit_test(compressed_input_and_output_resume_too),
         cmocka_unit_test(standard_input_is_read_as_it_comes),
         cmocka_unit_test(any_failing_call_of_a_run_costs_at_most_a_retry),
