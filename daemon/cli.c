@@ -14,6 +14,7 @@ static const struct {
     { "run", ns_command_run, "run the jobs of a file" },
     { "validate", ns_command_validate, "check the jobs of a file" },
     { "show", ns_command_show, "print a results file for reading" },
+    { "submit", ns_command_submit, "send the jobs of a file to Kafka" },
     { "inspect", ns_command_inspect, "say what a model is and needs" },
     { "db", ns_command_db, "install, migrate and purge the database" },
     { "tokenize", ns_command_tokenize, "text to token ids, and back" },
@@ -32,6 +33,8 @@ print_usage(FILE *file)
 int
 main(int argc, char **argv)
 {
+    if (ns_decoder_is_helper(argc, argv))
+        return ns_decoder_main(ns_picture_decode);
     if (argc < 2) {
         print_usage(stderr);
         return NS_EXIT_USAGE;

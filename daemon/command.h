@@ -12,6 +12,7 @@ int ns_command_validate(int argc, char **argv);
 int ns_command_inspect(int argc, char **argv);
 int ns_command_tokenize(int argc, char **argv);
 int ns_command_show(int argc, char **argv);
+int ns_command_submit(int argc, char **argv);
 int ns_command_db(int argc, char **argv);
 
 /* "nightshift: TEXT" on standard error; returns `status`. */

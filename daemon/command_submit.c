@@ -1,0 +1,342 @@
+/* nightshift submit: the jobs of a file into a topic.
+ *
+ * Each line goes as it stands, keyed by its job's id, with the batch in a
+ * header: the bytes, and with them the input's hash, are those of the file. A
+ * batch is named after its file and what is in it, so submitting a file again
+ * sends jobs that are known by then, and changes nothing.
+ */
+#include "daemon/command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <openssl/evp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "connectors/lines.h"
+#include "connectors/postgres.h"
+#include "daemon/arguments.h"
+#include "daemon/ends.h"
+#include "daemon/setup.h"
+#include "daemon/work.h"
+
+static const char usage[] =
+    "usage: nightshift submit FILE [options]\n"
+    "\n"
+    "Sends the jobs of a file (.jsonl, .jsonl.lz4) to a Kafka topic, as one\n"
+    "batch. All are checked first; with a bad one among them none is sent.\n"
+    "Prints the batch's name. Sending a file again changes nothing.\n"
+    "\n"
+    "  -t, --topic NAME     default: the first of intake.topics\n"
+    "  -b, --batch NAME     default: the file's name and a part of its hash\n"
+    "      --send-bad       send bad lines too: each becomes a dead letter\n"
+    "      --config FILE    see nightshift.conf(5): [kafka], [postgres]\n"
+    "      --set KEY=VALUE  one key of it\n";
+
+enum {
+    NAME_BYTES = NS_JOB_BATCH_BYTES - 13, /* of the file's, in the batch's */
+    COMPLAINTS = 20,                      /* shown */
+    PATIENCE_MS = 60000, /* for room in the client's queue */
+    FLUSH_MS = 330000,   /* past the client's own limit for a message */
+};
+
+struct submit {
+    struct ns_arguments arguments;
+    struct ns_options *options;
+    const char *input, *topic, *batch;
+    bool send_bad;
+
+    char topic_text[256], batch_text[NS_JOB_BATCH_BYTES + 1];
+    struct ns_kafka_setting *settings;
+    struct ns_kafka_producer *producer;
+    uint64_t n_jobs, n_bad;
+};
+
+enum { CONFIG = 256, SET, SEND_BAD };
+
+static int
+read_arguments(struct submit *s, int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        { "topic", required_argument, NULL, 't' },
+        { "batch", required_argument, NULL, 'b' },
+        { "send-bad", no_argument, NULL, SEND_BAD },
+        { "config", required_argument, NULL, CONFIG },
+        { "set", required_argument, NULL, SET },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
+    };
+    struct ns_error err = { 0 };
+    int c;
+
+    s->arguments.fallback_config = "/etc/nightshift/nightshift.conf";
+    while ((c = getopt_long(argc, argv, "t:b:h", long_options, NULL)) != -1) {
+        switch (c) {
+        case 't':
+            s->topic = optarg;
+            break;
+        case 'b':
+            s->batch = optarg;
+            break;
+        case SEND_BAD:
+            s->send_bad = true;
+            break;
+        case CONFIG:
+            s->arguments.config = optarg;
+            break;
+        case SET:
+            ns_arguments_add(&s->arguments, NULL, optarg, &err);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return NS_EXIT_OK;
+        default:
+            fputs(usage, stderr);
+            return NS_EXIT_USAGE;
+        }
+        if (err.status != NS_OK)
+            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
+    }
+    if (argc - optind != 1) {
+        fputs(usage, stderr);
+        return NS_EXIT_USAGE;
+    }
+    s->input = argv[optind];
+    return -1;
+}
+
+/* Where to, and which brokers. */
+static enum ns_status
+settle(struct submit *s, struct ns_error *err)
+{
+    const char *topics = s->options->intake.topics;
+    struct ns_kafka_options kafka;
+    size_t n = topics ? strcspn(topics, ", \t") : 0;
+
+    if (!s->topic) {
+        if (n == 0 || *topics == '^' || n >= sizeof(s->topic_text))
+            return ns_fail(err, NS_REJECT, "no topic to send to: give --topic, "
+                           "or a name first in intake.topics");
+        memcpy(s->topic_text, topics, n);
+        s->topic = s->topic_text;
+    }
+    s->settings = calloc(s->options->n_kafka + 1, sizeof(*s->settings));
+    if (!s->settings)
+        return ns_fail(err, NS_FATAL, "out of memory for [kafka]");
+    kafka = ns_ends_kafka(s->options, s->settings);
+    kafka.topics = NULL;
+    return ns_kafka_producer_open(&kafka, &s->producer, err);
+}
+
+/* "jobs.jsonl-0a1b2c3d4e5f": the same for the same bytes under that name. */
+static enum ns_status
+name_batch(struct submit *s, int fd, struct ns_error *err)
+{
+    const char *slash = strrchr(s->input, '/');
+    const char *name = slash ? slash + 1 : s->input;
+    unsigned char hash[EVP_MAX_MD_SIZE], chunk[65536];
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool ok = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1;
+    ssize_t n;
+
+    while (ok && (n = read(fd, chunk, sizeof(chunk))) != 0) {
+        if (n == -1 && errno == EINTR)
+            continue;
+        ok = n > 0 && EVP_DigestUpdate(context, chunk, (size_t)n) == 1;
+    }
+    ok = ok && EVP_DigestFinal_ex(context, hash, NULL) == 1;
+    EVP_MD_CTX_free(context);
+    if (!ok || lseek(fd, 0, SEEK_SET) == -1)
+        return ns_fail_errno(err, NS_REJECT, "read %.200s (a file is needed)",
+                             s->input);
+    if (!s->batch) {
+        snprintf(s->batch_text, sizeof(s->batch_text),
+                 "%.*s-%02x%02x%02x%02x%02x%02x", NAME_BYTES, name, hash[0],
+                 hash[1], hash[2], hash[3], hash[4], hash[5]);
+        s->batch = s->batch_text;
+    }
+    return NS_OK;
+}
+
+static enum ns_status
+parse_line(struct submit *s, const struct ns_line *line, struct ns_job **job,
+           struct ns_error *err)
+{
+    struct ns_job_options options = {
+        .max_bytes = s->options->limits.message_bytes,
+        .now_ms = ns_unix_now_ms(),
+    };
+    struct ns_message message = {
+        .kind = NS_MESSAGE_JOB,
+        .position = { .offset = line->number },
+        .origin = s->input,
+        .bytes = line->bytes,
+        .length = line->length,
+        .batch = s->batch,
+    };
+
+    memcpy(message.sha256, line->sha256, sizeof(message.sha256));
+    return ns_job_parse(&message, &options, job, err);
+}
+
+static enum ns_status
+check_line(struct submit *s, const struct ns_line *line, struct ns_error *err)
+{
+    struct ns_job *job = NULL;
+    enum ns_status status;
+
+    s->n_jobs++;
+    if (!line->bytes) /* not even as a dead letter */
+        return ns_fail(err, NS_REJECT, "%s:%" PRIu64 ": a line of %" PRIu64
+                       " bytes, over limits.message", s->input, line->number,
+                       line->length);
+    status = parse_line(s, line, &job, err);
+    if (status == NS_REJECT && s->n_bad++ < COMPLAINTS)
+        fprintf(stderr, "%s:%" PRIu64 ": %s: %s\n", s->input, line->number,
+                err->code ? err->code : "invalid", err->text);
+    ns_job_destroy(job);
+    return status == NS_REJECT ? NS_OK : status;
+}
+
+static enum ns_status
+send_line(struct submit *s, const struct ns_line *line, struct ns_error *err)
+{
+    const struct ns_kafka_header headers[] = {
+        { "nightshift-batch", s->batch },
+        { "traceparent", getenv("TRACEPARENT") },
+        { "tracestate", getenv("TRACESTATE") },
+    };
+    struct ns_job *job = NULL;
+    enum ns_status status = parse_line(s, line, &job, err);
+
+    if (status == NS_OK || status == NS_REJECT) /* checked before: --send-bad */
+        status = ns_kafka_produce(s->producer, s->topic, job->id, line->bytes,
+                                  (size_t)line->length, headers,
+                                  sizeof(headers) / sizeof(headers[0]),
+                                  PATIENCE_MS, err);
+    ns_job_destroy(job);
+    return status;
+}
+
+static enum ns_status
+each_line(struct submit *s, int fd,
+          enum ns_status (*take)(struct submit *, const struct ns_line *,
+                                 struct ns_error *),
+          struct ns_error *err)
+{
+    const struct ns_lines_options options = {
+        .max_line = s->options->limits.message_bytes,
+    };
+    struct ns_lines *lines;
+    struct ns_line line;
+    enum ns_status status;
+    bool end = false;
+
+    if (lseek(fd, 0, SEEK_SET) == -1)
+        return ns_fail_errno(err, NS_REJECT, "seek in %.200s", s->input);
+    status = ns_lines_create(fd, &options, NULL, &lines, err);
+    if (status != NS_OK)
+        return status;
+    do {
+        status = ns_lines_next(lines, &line, &end, err);
+        if (status == NS_OK && !end)
+            status = take(s, &line, err);
+    } while (status == NS_OK && !end);
+    ns_lines_destroy(lines);
+    return status;
+}
+
+/* So that the batch's end can be told. Without a database it just can not. */
+static enum ns_status
+expect(struct submit *s, struct ns_error *err)
+{
+    struct ns_postgres_options postgres;
+
+    if (!s->options->postgres.conninfo)
+        return NS_OK;
+    postgres = ns_ends_postgres(s->options);
+    return ns_postgres_expect_batch(&postgres, s->batch, s->n_jobs, err);
+}
+
+static int
+send_all(struct submit *s, int fd, struct ns_error *err)
+{
+    enum ns_status status = expect(s, err);
+    struct ns_kafka_sent sent;
+
+    if (status == NS_OK)
+        status = each_line(s, fd, send_line, err);
+    if (status == NS_OK)
+        status = ns_kafka_flush(s->producer, FLUSH_MS, err);
+    sent = ns_kafka_producer_sent(s->producer);
+    if (status == NS_OK && sent.failed == 0) {
+        printf("%s\n", s->batch);
+        fprintf(stderr, "%" PRIu64 " jobs sent to %s\n", sent.delivered,
+                s->topic);
+        return NS_EXIT_OK;
+    }
+    if (status == NS_OK)
+        return ns_command_fail(NS_EXIT_AGAIN, "%" PRIu64 " of %" PRIu64
+                               " jobs were not taken (%s); submit the file "
+                               "again: those that were are known by their ids",
+                               sent.failed, s->n_jobs, sent.why);
+    return ns_command_fail(ns_exit_of(err, NS_EXIT_CONFIG), "%s (%" PRIu64
+                           " of %" PRIu64 " jobs were sent; to go on, submit "
+                           "the file again)", err->text, sent.delivered,
+                           s->n_jobs);
+}
+
+static int
+submit(struct submit *s)
+{
+    struct ns_error err = { 0 };
+    enum ns_status status;
+    int fd, exit_status;
+
+    if (ns_arguments_load(&s->arguments, &s->options, &err) != NS_OK)
+        return ns_command_fail(NS_EXIT_CONFIG, "%s", err.text);
+    ns_setup_log(s->options);
+    if (settle(s, &err) != NS_OK)
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_CONFIG), "%s",
+                               err.text);
+    fd = open(s->input, O_RDONLY | O_CLOEXEC);
+    if (fd == -1)
+        return ns_command_fail(NS_EXIT_INPUT, "%s: %s", s->input,
+                               strerror(errno));
+    status = name_batch(s, fd, &err);
+    if (status == NS_OK)
+        status = each_line(s, fd, check_line, &err);
+    if (status != NS_OK)
+        exit_status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s",
+                                      err.text);
+    else if (s->n_jobs == 0)
+        exit_status = ns_command_fail(NS_EXIT_INPUT, "%s holds no job",
+                                      s->input);
+    else if (s->n_bad > 0 && !s->send_bad)
+        exit_status = ns_command_fail(NS_EXIT_INPUT, "%" PRIu64 " of %" PRIu64
+                                      " jobs are bad; none was sent", s->n_bad,
+                                      s->n_jobs);
+    else
+        exit_status = send_all(s, fd, &err);
+    close(fd);
+    return exit_status;
+}
+
+int
+ns_command_submit(int argc, char **argv)
+{
+    struct submit s = { 0 };
+    int status = read_arguments(&s, argc, argv);
+
+    signal(SIGPIPE, SIG_IGN);
+    if (status == -1)
+        status = submit(&s);
+    ns_kafka_producer_close(s.producer);
+    free(s.settings);
+    ns_options_destroy(s.options);
+    return status;
+}
