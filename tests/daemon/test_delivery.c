@@ -7,6 +7,8 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "connectors/job.h"
+#include "connectors/kafka.h"
 #include "connectors/postgres.h"
 #include "tests/connectors/postgres_server.h"
 #include "tests/daemon/program.h"
@@ -365,6 +367,62 @@ the_trace_goes_through_and_copies_go_to_topics(void **state)
 }
 
 static void
+a_file_that_is_submitted_twice_is_one_batch(void **state)
+{
+    struct load load = { .topic = "batch", .longest = 20 };
+    const char *path = in_folder("night.jsonl");
+    char text[512], conninfo[160], name[128];
+    FILE *file = fopen(path, "w");
+    char *printed;
+    pid_t pid;
+
+    (void)state;
+    NEEDS_BROKER();
+    prepare_load(&load, "");
+    assert_non_null(file);
+    for (int i = 0; i < 12; i++) {
+        job_text(text, sizeof(text), &load, i, 20);
+        fprintf(file, "%s\n", text);
+    }
+    assert_int_equal(fclose(file), 0);
+    snprintf(conninfo, sizeof(conninfo), "postgres.conninfo=host=127.0.0.1 "
+             "port=%d user=submitter dbname=postgres", pg_server.port);
+    for (int i = 0; i < 2; i++) {
+        if (RUN("submit", path, "--config", in_folder("batch.conf"), "--set",
+                conninfo) != 0)
+            fail_msg("%s", slurp(in_folder("stderr")));
+        printed = slurp(in_folder("stdout"));
+        printed[strcspn(printed, "\n")] = '\0';
+        snprintf(name, sizeof(name), "%s", printed);
+        free(printed);
+        assert_int_equal(strlen(name), strlen("night.jsonl-") + 12);
+        assert_int_equal(strncmp(name, "night.jsonl-", 12), 0);
+    }
+    pid = start_daemon("batch", 0);
+    wait_until_read("batch");
+    stop_daemon(pid);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.result WHERE "
+                            "batch = '%s' AND job_id LIKE '%s/batch-%%'", name,
+                            name), 12);
+    assert_int_equal(number("SELECT expected FROM nightshift.batch_status "
+                            "WHERE batch = '%s' AND total = 12", name), 12);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.dead_letter WHERE "
+                            "source_key LIKE 'batch/%%'"), 0);
+
+    /* One bad line, and nothing is sent. */
+    file = fopen(path, "a");
+    assert_non_null(file);
+    fputs("{\"custom_id\":\"b\",\"body\":{}}\n", file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(RUN("submit", path, "--config", in_folder("batch.conf")),
+                     65);
+    assert_true(file_says(in_folder("stderr"), ":13: bad_param"));
+    assert_int_equal(topic_end(&broker, "batch", 0) +
+                         topic_end(&broker, "batch", 1) +
+                         topic_end(&broker, "batch", 2), 24);
+}
+
+static void
 killed_at_random_moments_no_message_is_lost_or_answered_twice(void **state)
 {
     struct load load = { .topic = "killed", .n_jobs = 150, .longest = 200 };
@@ -375,8 +433,10 @@ killed_at_random_moments_no_message_is_lost_or_answered_twice(void **state)
     prepare_load(&load, "");
     for (int i = 0; i < 8; i++) {
         pid = start_daemon("killed", i);
-        /* From before it is in the group to well into its work. */
-        usleep(1000 * (200 + (useconds_t)(rand_r(&seed_of_run) % 2500)));
+        /* Before it is in the group, or well into its work. */
+        if (i % 4 > 0)
+            wait_until_says(in_folder("killed.%d.err", i), "kafka.assigned");
+        usleep(1000 * (useconds_t)(rand_r(&seed_of_run) % 800));
         kill(pid, SIGKILL);
         wait_for(pid, LIMIT_MS);
     }
@@ -384,6 +444,9 @@ killed_at_random_moments_no_message_is_lost_or_answered_twice(void **state)
     wait_until_read("killed");
     end_daemon(pid);
     assert_one_outcome_each(&load);
+    /* The kills did meet jobs that ran. */
+    assert_true(number("SELECT count(*) FROM nightshift.job WHERE job_id LIKE "
+                       "'killed-%%' AND attempt > 1") > 0);
 }
 
 static void
@@ -474,6 +537,147 @@ without_a_broker_or_a_database_it_waits_and_ends_at_once(void **state)
     stop_daemon(pid);
 }
 
+/* --- negative controls: a checker that can not fail is no test ---------- */
+
+enum { IN_HAND = 64, A_JOB_MS = 100 };
+
+/* A daemon that makes a mistake, as this program under another name:
+ * "careless" acknowledges what it has only received; "unfenced" writes results
+ * whoever may own the job by now. Works until it is killed. */
+static int
+wrong_daemon(const char *mistake, const char *address, const char *topic,
+             const char *port)
+{
+    struct ns_kafka_setting settings[] = {
+        { "bootstrap.servers", address }, { "group.id", topic },
+        { "session.timeout.ms", "1500" }, { "heartbeat.interval.ms", "200" },
+        { "fetch.wait.max.ms", "50" },
+    };
+    struct ns_kafka_options options = { .settings = settings, .n_settings = 5,
+                                        .topics = topic };
+    struct ns_job_options plain = { 0 };
+    struct ns_position at[IN_HAND];
+    struct ns_kafka_source *kafka;
+    struct ns_job *job[IN_HAND];
+    struct ns_message message;
+    struct ns_error err;
+    bool careless = strcmp(mistake, "careless") == 0;
+    char text[1024];
+    int n = 0;
+
+    snprintf(text, sizeof(text), "host=127.0.0.1 port=%s user=ns "
+             "dbname=postgres", port);
+    admin = PQconnectdb(text);
+    if (ns_kafka_source_open(&options, &kafka, &err) != NS_OK)
+        return 1;
+    for (;;) {
+        for (n = 0; n < IN_HAND; n++) {
+            if (ns_source_poll(ns_kafka_source(kafka), 300, &message, &err) !=
+                    NS_OK || message.kind != NS_MESSAGE_JOB)
+                break;
+            if (ns_job_parse(&message, &plain, &job[n], &err) != NS_OK)
+                return 2;
+            at[n] = message.position;
+            if (careless)
+                ns_source_acknowledge(ns_kafka_source(kafka), at[n]);
+        }
+        for (int i = 0; i < n; i++) {
+            usleep(A_JOB_MS * 1000);
+            ns_source_tend(ns_kafka_source(kafka), &err);
+            DO("INSERT INTO nightshift.job (job_id, body_sha256, state, fence, "
+               "finished_at) VALUES ('%s', decode(repeat('01', 32), 'hex'), "
+               "'failed', 0, now()) ON CONFLICT DO NOTHING", job[i]->id);
+            DO("INSERT INTO nightshift.result (job_id, tenant, fence, status) "
+               "VALUES ('%s', 'default', 0, 'failed') ON CONFLICT (job_id) DO "
+               "UPDATE SET status = excluded.status", job[i]->id);
+            ns_source_acknowledge(ns_kafka_source(kafka), at[i]);
+            ns_job_destroy(job[i]);
+        }
+    }
+}
+
+static pid_t
+start_wrong(const char *mistake, const char *topic)
+{
+    char port[16];
+    pid_t pid;
+
+    snprintf(port, sizeof(port), "%d", pg_server.port);
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0) {
+        execl("/proc/self/exe", mistake, broker.address, topic, port, NULL);
+        _exit(127);
+    }
+    return pid;
+}
+
+static void
+send_plain(const char *topic, int n)
+{
+    struct load load = { .topic = topic, .longest = 20 };
+    char text[512];
+
+    assert_int_equal(topic_admin(&broker, topic, PARTITIONS), 0);
+    for (int i = 0; i < n; i++) {
+        job_text(text, sizeof(text), &load, i, 20);
+        send_text(topic, i % PARTITIONS, NULL, text);
+        DO("INSERT INTO expected VALUES ('%s', '%s-%d', false)", topic, topic,
+           i);
+    }
+    assert_true(produce_flush(&broker));
+}
+
+static void
+control_what_is_acknowledged_at_receipt_is_seen_to_be_lost(void **state)
+{
+    int64_t until = now_ms() + SOON_MS;
+    pid_t pid;
+
+    (void)state;
+    NEEDS_BROKER();
+    send_plain("careless", 60);
+    pid = start_wrong("careless", "careless");
+    while (lag_of("careless") > 0 && now_ms() < until)
+        usleep(100000);
+    kill(pid, SIGKILL);
+    wait_for(pid, LIMIT_MS);
+    assert_int_equal(lag_of("careless"), 0); /* all seems well */
+    write_config("careless", broker.address, "");
+    pid = start_daemon("careless", 0);
+    wait_until_says(in_folder("careless.0.err"), "daemon.ready");
+    stop_daemon(pid);
+    assert_true(judge("careless").lost > 0);
+}
+
+static void
+control_a_late_write_without_a_fence_is_seen(void **state)
+{
+    int64_t until = now_ms() + SOON_MS;
+    pid_t late, other;
+
+    (void)state;
+    NEEDS_BROKER();
+    send_plain("unfenced", 40);
+    late = start_wrong("unfenced", "unfenced");
+    while (number("SELECT count(*) FROM audit WHERE job_id LIKE "
+                  "'unfenced-%%'") < 3 && now_ms() < until)
+        usleep(50000);
+    kill(late, SIGSTOP);
+    other = start_wrong("unfenced", "unfenced");
+    while (judge("unfenced").lost > 0 && now_ms() < until)
+        usleep(200000);
+    kill(late, SIGCONT);
+    while (judge("unfenced").rewritten == 0 && now_ms() < until)
+        usleep(100000);
+    kill(late, SIGKILL);
+    kill(other, SIGKILL);
+    wait_for(late, LIMIT_MS);
+    wait_for(other, LIMIT_MS);
+    assert_int_equal(judge("unfenced").lost, 0);
+    assert_true(judge("unfenced").rewritten > 0);
+}
+
 static void
 pairs_that_can_not_keep_the_promise_are_refused(void **state)
 {
@@ -540,6 +744,7 @@ setup(void **state)
     }
     DO("SET client_min_messages = warning");
     DO("CREATE ROLE nsd LOGIN IN ROLE nightshift_rw");
+    DO("CREATE ROLE submitter LOGIN IN ROLE nightshift_submit");
     make_audit();
     return broker_answers(&broker, 120000) ? 0 : -1;
 }
@@ -556,20 +761,26 @@ teardown(void **state)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pairs_that_can_not_keep_the_promise_are_refused),
         cmocka_unit_test(
             each_job_becomes_one_row_and_each_bad_message_one_dead_letter),
         cmocka_unit_test(the_trace_goes_through_and_copies_go_to_topics),
+        cmocka_unit_test(a_file_that_is_submitted_twice_is_one_batch),
         cmocka_unit_test(
             killed_at_random_moments_no_message_is_lost_or_answered_twice),
         cmocka_unit_test(three_daemons_that_come_go_and_sleep_share_the_work),
         cmocka_unit_test(the_broker_and_the_database_crash_and_come_back),
         cmocka_unit_test(
+            control_what_is_acknowledged_at_receipt_is_seen_to_be_lost),
+        cmocka_unit_test(control_a_late_write_without_a_fence_is_seen),
+        cmocka_unit_test(
             without_a_broker_or_a_database_it_waits_and_ends_at_once),
     };
 
+    if (argc == 4 && strstr("careless unfenced", argv[0]))
+        return wrong_daemon(argv[0], argv[1], argv[2], argv[3]);
     return cmocka_run_group_tests(tests, setup, teardown);
 }
