@@ -133,6 +133,9 @@ static const struct option options_table[] = {
     { "postgres.allow_plaintext", BOOL, AT(postgres.allow_plaintext), "no", 0,
       0, NULL, 0, "talk to a server elsewhere without TLS" },
 
+    { "images.roots", TEXT, AT(images.roots), NULL, 0, 0, NULL, 0,
+      "comma list of folders that jobs may name picture files in" },
+
     { "limits.default_max_tokens", COUNT, AT(limits.default_max_tokens),
       "8192", 1, 1 << 20, NULL, RELOAD,
       "tokens of an answer whose job names no limit" },
@@ -157,7 +160,7 @@ static const struct option options_table[] = {
 
 /* Sections of parts that are still to come. A key in one of them is refused
  * with that sentence: a setting is never ignored. */
-static const char *const later[] = { "images", "http" };
+static const char *const later[] = { "http" };
 
 static const size_t n_options =
     sizeof(options_table) / sizeof(options_table[0]);

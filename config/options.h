@@ -74,6 +74,9 @@ struct ns_options {
         uint32_t prepare_threads;
         uint32_t log_level; /* 0 error, 1 warning, 2 info, 3 debug */
     } daemon;
+    struct {
+        const char *roots; /* comma list; NULL: no files */
+    } images;
     const struct ns_setting *kafka;
     size_t n_kafka;
 

@@ -195,6 +195,34 @@ take_model(struct ns_parse *p, const json_t *value, const char *path)
     return NS_OK;
 }
 
+/* {"url": "data:...", "detail": "auto"}, or the url alone. What the url leads
+ * to is looked at when the job is prepared. */
+static enum ns_status
+check_image(struct ns_parse *p, const json_t *part, const char *path)
+{
+    const json_t *image = json_object_get(part, "image_url"), *url, *detail;
+    const char *word;
+    char at[80];
+
+    if (!p->options->images)
+        return ns_job_unsupported(p, path, "an image");
+    url = json_is_string(image) ? image : json_object_get(image, "url");
+    snprintf(at, sizeof(at), "%s.image_url.url", path);
+    if (!json_is_string(url) || json_string_length(url) == 0)
+        return ns_refuse(p->err, "bad_param", at, "%s: a text is needed", at);
+    detail = json_object_get(image, "detail");
+    word = json_string_value(detail);
+    snprintf(at, sizeof(at), "%s.image_url.detail", path);
+    if (detail && !json_is_null(detail) &&
+        (!word || (strcmp(word, "auto") != 0 && strcmp(word, "low") != 0 &&
+                   strcmp(word, "high") != 0)))
+        return ns_job_wrong_kind(p, detail, at, "one of auto, low, high");
+    if (++p->job->n_images > NS_JOB_IMAGES)
+        return ns_refuse(p->err, "image_limit", path,
+                         "%s: more than %d images", path, NS_JOB_IMAGES);
+    return NS_OK;
+}
+
 /* A part of a message's content. `*says` is raised when it holds any text. */
 static enum ns_status
 check_part(struct ns_parse *p, const json_t *part, const char *path, bool *says)
@@ -217,8 +245,10 @@ check_part(struct ns_parse *p, const json_t *part, const char *path, bool *says)
         *says |= json_string_length(text) > 0;
         return NS_OK;
     }
-    if (strcmp(json_string_value(type), "image_url") == 0)
-        return ns_job_unsupported(p, path, "an image");
+    if (strcmp(json_string_value(type), "image_url") == 0) {
+        *says = true;
+        return check_image(p, part, path);
+    }
     if (strcmp(json_string_value(type), "document") == 0)
         return ns_job_unsupported(p, path, "a document by reference");
     if (strcmp(json_string_value(type), "input_audio") == 0)
@@ -875,6 +905,25 @@ take_unbuilt(struct ns_parse *p, const json_t *value, const char *path)
     return ns_job_unsupported(p, path, "the field");
 }
 
+static enum ns_status
+take_image_tokens(struct ns_parse *p, const json_t *value, const char *path)
+{
+    static const uint32_t budgets[] = { 70, 140, 280, 560, 1120 };
+    enum ns_status status;
+
+    if (!p->options->images)
+        return take_unbuilt(p, value, path);
+    status = take_u32(p, value, path, budgets[0], budgets[4],
+                      &p->job->image_tokens);
+    for (int i = 0; i < 5 && status == NS_OK; i++)
+        if (p->job->image_tokens == budgets[i])
+            return NS_OK;
+    return status != NS_OK
+               ? status
+               : ns_job_wrong_kind(p, value, path,
+                                   "one of 70, 140, 280, 560, 1120");
+}
+
 static const struct field nightshift_fields[] = {
     { "mode", take_mode },
     { "batch", take_batch },
@@ -890,7 +939,7 @@ static const struct field nightshift_fields[] = {
     { "stability_threshold", take_stability },
     { "confidence_threshold", take_confidence },
     { "task", take_task },
-    { "image_tokens", take_unbuilt },
+    { "image_tokens", take_image_tokens },
     { "draft", take_unbuilt },
     { "validators", take_unbuilt },
     { "retries", take_unbuilt },

@@ -242,12 +242,16 @@ put_response(struct ns_buf *out, const struct ns_job *job,
     ns_buf_printf(out,
                   "}],\"usage\":{\"prompt_tokens\":%" PRIu32
                   ",\"completion_tokens\":%" PRIu32 ",\"total_tokens\":%" PRIu64
-                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32
-                  "},\"completion_tokens_details\":{\"reasoning_tokens\":"
-                  "%" PRIu32 "}}",
+                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu32,
                   result->prompt_tokens, result->completion_tokens,
                   (uint64_t)result->prompt_tokens + result->completion_tokens,
-                  result->cached_tokens, result->reasoning_tokens);
+                  result->cached_tokens);
+    if (result->image_tokens)
+        ns_buf_printf(out, ",\"image_tokens\":%" PRIu32,
+                      result->image_tokens);
+    ns_buf_printf(out,
+                  "},\"completion_tokens_details\":{\"reasoning_tokens\":"
+                  "%" PRIu32 "}}", result->reasoning_tokens);
     if (job->metadata) {
         ns_buf_text(out, ",\"metadata\":");
         put_json(out, job->metadata);

@@ -55,7 +55,7 @@ struct ns_result {
     /* What it cost. Zero everywhere for a job that never ran. */
     enum ns_job_mode mode;
     uint64_t seed;
-    uint32_t prompt_tokens, cached_tokens;
+    uint32_t prompt_tokens, cached_tokens, image_tokens;
     uint32_t completion_tokens, reasoning_tokens;
     uint32_t blocks, passes, denoise_steps;
     uint32_t drafted, kept;         /* hybrid: draft tokens judged, kept */

@@ -44,6 +44,7 @@ struct run {
     struct ns_engine *engine;
     struct ns_spool *spool;
     struct ns_pipeline *pipeline;
+    struct ns_decoder *decoder;
     char **model_names;
     char model[PATH_MAX], model_name[256];
 };
@@ -211,6 +212,11 @@ start(struct run *run, struct ns_error *err)
     };
     enum ns_status status;
 
+    status = ns_setup_pictures(options, ns_engine_model(run->engine),
+                               &run->decoder, &pipeline.pictures, err);
+    if (status != NS_OK)
+        return status;
+    pipeline.job.images = run->decoder != NULL;
     status = ns_setup_model_names(options, &run->model_names,
                                   &pipeline.job.n_model_names, err);
     if (status != NS_OK)
@@ -333,6 +339,7 @@ ns_command_run(int argc, char **argv)
     ns_pipeline_destroy(run.pipeline);
     ns_spool_close(run.spool);
     ns_engine_close(run.engine);
+    ns_decoder_destroy(run.decoder);
     free(run.model_names);
     ns_options_destroy(run.options);
     return status;

@@ -42,6 +42,8 @@ struct validate {
     struct ns_model *described;
     struct ns_tokenizer *tokenizer;
     bool empty_thought; /* the model's dialect */
+    struct ns_decoder *decoder;
+    struct ns_pictures_options pictures;
 
     struct seen *seen; /* open addressing, a power of two */
     size_t n_seen, capacity;
@@ -106,13 +108,14 @@ complain(struct validate *v, uint64_t line, const struct ns_job *job,
 
 /* What an accepted job still has to pass where the model is known. */
 static enum ns_status
-check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
+check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
                  struct ns_error *err)
 {
     const struct ns_model *model = v->described;
     enum ns_mode mode = job->mode == NS_JOB_AR ? NS_MODE_AR
                                                : NS_MODE_DIFFUSION;
-    struct ns_ids ids;
+    struct ns_pictures pictures;
+    struct ns_ids ids = { 0 };
     enum ns_status status;
     uint32_t max_tokens;
     bool in_thought;
@@ -123,8 +126,10 @@ check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
         (job->mode == NS_JOB_AR || job->mode == NS_JOB_HYBRID))
         return ns_refuse(err, "unsupported", "nightshift.mode",
                          "this checkpoint is not declared AR-capable");
-    status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought, &ids,
-                               &in_thought, err);
+    status = ns_pictures_load(&v->pictures, job, &pictures, err);
+    if (status == NS_OK)
+        status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought,
+                                   &pictures, &ids, &in_thought, err);
     if (status == NS_OK) {
         v->n_tokens += ids.n;
         if (ids.n > v->most_tokens) {
@@ -136,6 +141,7 @@ check_with_model(struct validate *v, const struct ns_job *job, uint64_t line,
             v->options->limits.default_max_tokens, &max_tokens, err);
     }
     ns_ids_fini(&ids);
+    ns_pictures_fini(&pictures);
     return status;
 }
 
@@ -148,6 +154,7 @@ check_line(struct validate *v, const struct ns_line *line,
         .canvas_length =
             v->described ? v->described->config.canvas_length : 0,
         .id_from_position = true,
+        .images = !v->described || v->decoder,
         .now_ms = ns_unix_now_ms(),
     };
     struct ns_message message = {
@@ -227,6 +234,9 @@ open_model(struct validate *v, struct ns_error *err)
         v->empty_thought = ns_prompt_wants_empty_thought(directory);
         status = ns_tokenizer_open(path, &v->tokenizer, err);
     }
+    if (status == NS_OK)
+        status = ns_setup_pictures(v->options, v->described, &v->decoder,
+                                   &v->pictures, err);
     return status;
 }
 
@@ -324,6 +334,7 @@ ns_command_validate(int argc, char **argv)
         status = validate(&v);
     free(v.seen);
     ns_tokenizer_close(v.tokenizer);
+    ns_decoder_destroy(v.decoder);
     ns_model_close(v.described);
     ns_backend_close(v.be);
     ns_options_destroy(v.options);

@@ -46,6 +46,7 @@ struct nightshiftd {
     struct ns_ends ends;
     struct ns_pipeline *pipeline;
     struct ns_notify notify;
+    struct ns_decoder *decoder;
     char **model_names;
     char model[PATH_MAX], model_name[256];
     int64_t status_at_ms, extend_at_ms;
@@ -177,6 +178,11 @@ start(struct nightshiftd *d, struct ns_error *err)
     };
     enum ns_status status;
 
+    status = ns_setup_pictures(options, ns_engine_model(d->engine),
+                               &d->decoder, &pipeline.pictures, err);
+    if (status != NS_OK)
+        return status;
+    pipeline.job.images = d->decoder != NULL;
     status = ns_setup_model_names(options, &d->model_names,
                                   &pipeline.job.n_model_names, err);
     if (status != NS_OK)
@@ -352,10 +358,13 @@ work(struct nightshiftd *d)
 int
 main(int argc, char **argv)
 {
-    struct nightshiftd *d = calloc(1, sizeof(*d));
+    struct nightshiftd *d;
     struct ns_error err = { 0 };
     int status;
 
+    if (ns_decoder_is_helper(argc, argv))
+        return ns_decoder_main(ns_picture_decode);
+    d = calloc(1, sizeof(*d));
     if (!d)
         return NS_EXIT_INTERNAL;
     status = read_arguments(d, argc, argv);
@@ -384,6 +393,7 @@ main(int argc, char **argv)
     ns_pipeline_destroy(d->pipeline);
     ns_ends_close(&d->ends);
     ns_engine_close(d->engine);
+    ns_decoder_destroy(d->decoder);
     free(d->model_names);
     ns_options_destroy(d->options);
     free(d);

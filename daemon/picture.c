@@ -175,20 +175,33 @@ static const struct kind kinds[] = {
     { "SVG or XML", 0, 5, "<?xml", NULL },
 };
 
+static const struct kind *
+find_kind(const uint8_t *bytes, size_t length)
+{
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (length >= kinds[i].at + kinds[i].length &&
+            memcmp(bytes + kinds[i].at, kinds[i].magic, kinds[i].length) == 0)
+            return &kinds[i];
+    return NULL;
+}
+
+const char *
+ns_picture_kind(const void *bytes, size_t length)
+{
+    const struct kind *kind = find_kind(bytes, length);
+
+    return kind && kind->decode ? kind->name : NULL;
+}
+
 enum ns_status
 ns_picture_decode(const void *bytes, size_t length, struct ns_picture *out,
                   struct ns_error *err)
 {
     struct decoding d = { .bytes = bytes, .length = length, .orientation = 1,
                           .err = err };
-    const struct kind *kind = NULL;
+    const struct kind *kind = find_kind(bytes, length);
     enum ns_status status;
 
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]) && !kind; i++)
-        if (length >= kinds[i].at + kinds[i].length &&
-            memcmp(d.bytes + kinds[i].at, kinds[i].magic,
-                   kinds[i].length) == 0)
-            kind = &kinds[i];
     if (!kind)
         return ns_refuse(err, "bad_image", NULL, "%zu bytes that are no "
                          "picture of a known kind", length);

@@ -32,6 +32,8 @@ struct ns_picture {
 
 enum ns_status ns_picture_decode(const void *bytes, size_t length,
                                  struct ns_picture *out, struct ns_error *err);
+/* "JPEG", ...: what the first bytes say, of those that are read; or NULL. */
+const char *ns_picture_kind(const void *bytes, size_t length);
 void ns_picture_fini(struct ns_picture *picture); /* takes zeroes, and twice */
 
 #endif

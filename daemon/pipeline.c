@@ -52,6 +52,7 @@ ns_work_destroy(struct ns_work *work)
     ns_buf_fini(&work->detail);
     ns_buf_fini(&work->reasoning);
     ns_buf_fini(&work->content);
+    ns_pictures_fini(&work->pictures);
     ns_ids_fini(&work->prompt);
     ns_job_destroy(work->job);
     free(work->texts);

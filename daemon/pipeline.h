@@ -27,6 +27,7 @@
 #include "connectors/job.h"
 #include "connectors/source.h"
 #include "connectors/store.h"
+#include "daemon/pictures.h"
 #include "engine/engine.h"
 
 struct ns_pipeline_tuning { /* what a reload may change */
@@ -44,6 +45,7 @@ struct ns_pipeline_options {
     struct ns_source *source;
     struct ns_store *store;
     struct ns_job_options job; /* borrowed, texts too */
+    struct ns_pictures_options pictures; /* borrowed */
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
     bool keep_payloads;        /* the store keeps what it refuses */

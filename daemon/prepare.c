@@ -26,7 +26,7 @@ name_in_body(struct ns_error *err)
 enum ns_status
 ns_prepare_tokens(const struct ns_job *job,
                   const struct ns_tokenizer *tokenizer, bool empty_thought,
-                  struct ns_ids *out, bool *in_thought, struct ns_error *err)
+                  const struct ns_pictures *pictures, struct ns_ids *out, bool *in_thought, struct ns_error *err)
 {
     const struct ns_prompt_options options = {
         .thinking = job->thinking,
@@ -34,6 +34,8 @@ ns_prepare_tokens(const struct ns_job *job,
         .empty_thought = empty_thought,
     };
     struct ns_prompt prompt = { 0 };
+    uint32_t image_tokens[NS_JOB_IMAGES] = { 0 };
+    uint32_t n_images = pictures ? pictures->n : 0;
     /* A copy: the job's own stays as it came, for another try. */
     json_t *messages = json_deep_copy(job->messages);
     enum ns_status status;
@@ -46,11 +48,16 @@ ns_prepare_tokens(const struct ns_job *job,
     if (status == NS_OK)
         status = ns_prompt_render(messages, job->tools, &options,
                                   PROMPT_BYTES, &prompt, err);
-    if (status == NS_OK && prompt.n_images > 0)
+    if (status == NS_OK && prompt.n_images != n_images)
         status = ns_refuse(err, "unsupported", "body.messages",
-                           "this build has no part that reads images");
+                           "%u images in the prompt, and %u can be read",
+                           prompt.n_images, n_images);
+    for (uint32_t i = 0; i < n_images; i++)
+        image_tokens[i] = pictures->image[i].size.n_tokens;
     if (status == NS_OK)
-        status = ns_prompt_encode(&prompt, tokenizer, NULL, NULL, out, err);
+        status = ns_prompt_encode(&prompt, tokenizer,
+                                  pictures ? &pictures->ids : NULL,
+                                  image_tokens, out, err);
     if (status == NS_OK)
         *in_thought = prompt.in_thought;
     else
@@ -142,6 +149,24 @@ job_mode(enum ns_mode mode)
     return NS_JOB_AUTO;
 }
 
+/* Where the placeholders of each picture begin. Only slots of the template
+ * become placeholders, so they are in the order of the pictures. */
+static void
+place_pictures(struct ns_work *work)
+{
+    const struct ns_pictures *pictures = &work->pictures;
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < pictures->n; i++) {
+        while (at < work->prompt.n &&
+               work->prompt.id[at] != pictures->ids.placeholder)
+            at++;
+        work->images[i] = (struct ns_request_image){ at,
+                                                     &pictures->image[i] };
+        at += pictures->image[i].size.n_tokens;
+    }
+}
+
 static enum ns_status
 fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
              bool in_thought, struct ns_error *err)
@@ -155,9 +180,12 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
     if (work->prompt.n > UINT32_MAX)
         return ns_refuse(err, "over_context", "body.messages",
                          "the prompt is %zu tokens", work->prompt.n);
+    place_pictures(work);
     *request = (struct ns_request){
         .prompt = work->prompt.id,
         .n_prompt = (uint32_t)work->prompt.n,
+        .images = work->images,
+        .n_images = work->pictures.n,
         .mode = engine_mode(work->claim.stored_mode),
         .seed = work->claim.stored_seed,
         .canvas_length = job->canvas_length,
@@ -215,10 +243,14 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
         return;
     }
     ns_ids_fini(&work->prompt); /* of an earlier try */
-    status = ns_prepare_tokens(
-        work->job, tokenizer,
-        ns_engine_empty_thought(pipeline->options.engine), &work->prompt,
-        &in_thought, &work->error);
+    ns_pictures_fini(&work->pictures);
+    status = ns_pictures_load(&pipeline->options.pictures, work->job,
+                              &work->pictures, &work->error);
+    if (status == NS_OK)
+        status = ns_prepare_tokens(
+            work->job, tokenizer,
+            ns_engine_empty_thought(pipeline->options.engine),
+            &work->pictures, &work->prompt, &in_thought, &work->error);
     if (status == NS_OK)
         status = fill_request(pipeline, work, in_thought, &work->error);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);

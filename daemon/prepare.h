@@ -10,17 +10,21 @@
 #ifndef NS_DAEMON_PREPARE_H
 #define NS_DAEMON_PREPARE_H
 
+#include "daemon/pictures.h"
 #include "daemon/work.h"
 
 void *ns_prepare_thread(void *pipeline);
 
 /* The job's prompt as token ids, and whether it ends inside an opened thought.
- * `empty_thought`: the checkpoint's dialect (prompt.h). Zeroes `out` first;
+ * `empty_thought`: the checkpoint's dialect (prompt.h). `pictures`: of the
+ * job, loaded; NULL where it has none. Zeroes `out` first;
  * fini whatever comes back. NS_REJECT: bad_param, empty_prompt, bad_text,
  * too_large. */
 enum ns_status ns_prepare_tokens(const struct ns_job *job,
                                  const struct ns_tokenizer *tokenizer,
-                                 bool empty_thought, struct ns_ids *out,
+                                 bool empty_thought,
+                                 const struct ns_pictures *pictures,
+                                 struct ns_ids *out,
                                  bool *in_thought, struct ns_error *err);
 
 /* What the answer may hold: tokens that the context leaves behind the prompt,

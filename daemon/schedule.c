@@ -205,6 +205,7 @@ keep_cost(struct schedule *schedule, struct ns_work *work,
     result->seed = work->claim.stored_seed;
     result->prompt_tokens = usage->prompt_tokens;
     result->cached_tokens = usage->cached_tokens;
+    result->image_tokens = usage->image_tokens;
     result->completion_tokens = usage->completion_tokens;
     result->reasoning_tokens = usage->reasoning_tokens;
     result->blocks = usage->blocks;

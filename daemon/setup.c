@@ -171,6 +171,22 @@ ns_setup_model_names(const struct ns_options *options, char ***names,
     return NS_OK;
 }
 
+enum ns_status
+ns_setup_pictures(const struct ns_options *options,
+                  const struct ns_model *model, struct ns_decoder **decoder,
+                  struct ns_pictures_options *out, struct ns_error *err)
+{
+    enum ns_status status = NS_OK;
+
+    *out = (struct ns_pictures_options){ .config = &model->config,
+                                         .roots = options->images.roots };
+    if (ns_model_sees(model) && !*decoder)
+        status = ns_decoder_create(options->daemon.prepare_threads, decoder,
+                                   err);
+    out->decoder = *decoder;
+    return status;
+}
+
 void
 ns_setup_log(const struct ns_options *options)
 {

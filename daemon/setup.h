@@ -46,6 +46,14 @@ enum ns_status ns_setup_model_names(const struct ns_options *options,
                                     char ***names, size_t *n,
                                     struct ns_error *err);
 
+/* Helpers for pictures where the model sees, as many as threads prepare jobs;
+ * else `*decoder` stays NULL and pictures are refused. `out` borrows all. */
+enum ns_status ns_setup_pictures(const struct ns_options *options,
+                                 const struct ns_model *model,
+                                 struct ns_decoder **decoder,
+                                 struct ns_pictures_options *out,
+                                 struct ns_error *err);
+
 void ns_setup_log(const struct ns_options *options);
 
 #endif

@@ -17,6 +17,7 @@
 
 #include "base/buf.h"
 #include "daemon/jobstate.h"
+#include "daemon/pictures.h"
 #include "daemon/pipeline.h"
 #include "daemon/queue.h"
 #include "engine/tokenizer.h"
@@ -40,6 +41,8 @@ struct ns_work {
     struct ns_claim claim; /* fence, blocks to resume from */
 
     struct ns_ids prompt;
+    struct ns_pictures pictures; /* owned; as the images below, of request */
+    struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_request request;
     struct ns_error error; /* refused, unfit or in trouble: why */
     struct ns_result result;

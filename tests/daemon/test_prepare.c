@@ -69,10 +69,10 @@ arguments_sent_as_text_are_read_as_the_object_they_hold(void **state)
 
     (void)state;
     for (int again = 0; again < 2; again++) { /* a second try is the same */
-        assert_int_equal(ns_prepare_tokens(text, tokenizer, false, &a,
+        assert_int_equal(ns_prepare_tokens(text, tokenizer, false, NULL, &a,
                                            &in_thought, &err), NS_OK);
         assert_false(in_thought);
-        assert_int_equal(ns_prepare_tokens(object, tokenizer, false, &b,
+        assert_int_equal(ns_prepare_tokens(object, tokenizer, false, NULL, &b,
                                            &in_thought, &err), NS_OK);
         assert_int_equal(a.n, b.n);
         assert_memory_equal(a.id, b.id, a.n * sizeof(int32_t));
@@ -92,7 +92,7 @@ arguments_that_hold_no_object_are_refused_by_their_field(void **state)
     bool in_thought;
 
     (void)state;
-    assert_int_equal(ns_prepare_tokens(job, tokenizer, false, &ids,
+    assert_int_equal(ns_prepare_tokens(job, tokenizer, false, NULL, &ids,
                                        &in_thought, &err), NS_REJECT);
     assert_memory_equal(err.param, "body.messages[1]", 16);
     ns_ids_fini(&ids);
@@ -108,7 +108,7 @@ a_thinking_job_behind_a_tool_result_starts_inside_its_thought(void **state)
     bool in_thought = false;
 
     (void)state;
-    assert_int_equal(ns_prepare_tokens(job, tokenizer, false, &ids,
+    assert_int_equal(ns_prepare_tokens(job, tokenizer, false, NULL, &ids,
                                        &in_thought, &err), NS_OK);
     assert_true(in_thought);
     ns_ids_fini(&ids);
@@ -128,7 +128,7 @@ the_dialect_closes_an_empty_thought_where_thinking_is_off(void **state)
 
     (void)state;
     for (int dialect = 0; dialect < 2; dialect++) {
-        assert_int_equal(ns_prepare_tokens(job, tokenizer, dialect, &ids,
+        assert_int_equal(ns_prepare_tokens(job, tokenizer, dialect, NULL, &ids,
                                            &in_thought, &err), NS_OK);
         assert_int_equal(ids.id[ids.n - 1] == closing, dialect);
         assert_false(in_thought);
