@@ -193,6 +193,31 @@ is_setup_fault(const char *const *keys, const char *const *values,
     return n_states > 0 && n_setup == n_states;
 }
 
+/* A password in conninfo would stand in every copy of the configuration, and
+ * in `ps` when it comes from the command line. */
+static enum ns_status
+check_conninfo(const char *conninfo, struct ns_error *err)
+{
+    char *why = NULL, text[200];
+    PQconninfoOption *words = PQconninfoParse(conninfo, &why);
+    enum ns_status status = NS_OK;
+
+    if (!words) {
+        first_line(why ? why : "out of memory", text, sizeof(text));
+        status = ns_refuse(err, "postgres_setup", NULL,
+                           "postgres.conninfo: %s", text);
+    }
+    for (PQconninfoOption *word = words; word && word->keyword; word++)
+        if (word->val && strcmp(word->keyword, "password") == 0)
+            status = ns_refuse(err, "postgres_setup", NULL,
+                               "postgres.conninfo holds a password: put it "
+                               "into a file, and its name into "
+                               "postgres.password_file");
+    PQconninfoFree(words);
+    PQfreemem(why);
+    return status;
+}
+
 static enum ns_status
 open_connection(struct ns_pg_link *link, struct ns_error *err)
 {
@@ -201,6 +226,9 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
     const char *file = link->options.password_file;
     enum ns_status status;
 
+    status = check_conninfo(link->options.conninfo, err);
+    if (status != NS_OK)
+        return status;
     if (file) {
         status = read_password(file, password, err);
         if (status != NS_OK)

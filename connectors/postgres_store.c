@@ -575,36 +575,69 @@ keep_blocks(const PGresult *answer, int n_blocks, struct ns_claim *claim,
     return NS_OK;
 }
 
-/* Asked after the claim was answered: only then is every block of the former
- * holder either there or never will be. */
 static enum ns_status
-read_blocks(struct postgres *pg, struct ns_claim *claim, struct ns_error *err)
+take_blocks(struct postgres *pg, const PGresult *answer,
+            struct ns_claim *claim, struct ns_error *err)
 {
-    struct ns_pg_call call = { .sql = blocks_sql };
-    enum ns_status status;
-    int n = 0, n_rows;
+    struct ns_pg_call call = { .sql = cut_sql };
+    enum ns_status status = NS_OK;
+    int n = 0, n_rows = PQntuples(answer);
 
-    ns_pg_call_text(&call, claim->job->id);
-    ns_pg_call_text(&call, pg->model_rev);
-    ns_pg_call_text(&call, pg->engine_rev);
-    status = ns_pg_ask(&pg->link, &call, err);
-    if (status != NS_OK)
-        return status;
-    n_rows = PQntuples(call.result);
-    while (n < n_rows && is_sound(call.result, n))
+    while (n < n_rows && is_sound(answer, n))
         n++;
     if (n > 0)
-        status = keep_blocks(call.result, n, claim, err);
-    ns_pg_call_fini(&call);
+        status = keep_blocks(answer, n, claim, err);
     if (status != NS_OK || n == n_rows)
         return status;
     ns_log_warn("blocks.dropped", "kept=%d of=%d", n, n_rows);
-    call = (struct ns_pg_call){ .sql = cut_sql };
     ns_pg_call_text(&call, claim->job->id);
     ns_pg_call_int(&call, (int64_t)claim->fence);
     ns_pg_call_int(&call, n);
     status = ns_pg_ask(&pg->link, &call, err);
     ns_pg_call_fini(&call);
+    return status;
+}
+
+/* Of claims that are not the first of their jobs. Asked after the claim was
+ * answered: only then is every block of the former holder either there or
+ * never will be. All are asked for at once, so that a daemon that takes over
+ * a hundred jobs waits for one round trip. */
+static enum ns_status
+read_blocks(struct postgres *pg, struct ns_claim *const *claims, size_t n,
+            struct ns_error *err)
+{
+    struct ns_claim **resumed = calloc(n, sizeof(struct ns_claim *));
+    struct ns_pg_call *calls = NULL;
+    enum ns_status status = NS_OK;
+    size_t n_resumed = 0;
+
+    for (size_t i = 0; resumed && i < n; i++)
+        if (claims[i]->outcome == NS_CLAIM_RUN && claims[i]->attempt > 1)
+            resumed[n_resumed++] = claims[i];
+    calls = calloc(n_resumed + 1, sizeof(*calls));
+    if (!resumed || !calls) {
+        n_resumed = 0;
+        status = no_memory(err);
+    }
+    for (size_t i = 0; i < n_resumed; i++) {
+        calls[i].sql = blocks_sql;
+        ns_pg_call_text(&calls[i], resumed[i]->job->id);
+        ns_pg_call_text(&calls[i], pg->model_rev);
+        ns_pg_call_text(&calls[i], pg->engine_rev);
+    }
+    if (n_resumed > 0)
+        status = ns_pg_run(&pg->link, calls, n_resumed, err);
+    for (size_t i = 0; i < n_resumed && status == NS_OK; i++) {
+        if (calls[i].result)
+            status = take_blocks(pg, calls[i].result, resumed[i], err);
+        else
+            status = ns_fail(err, NS_FATAL, "postgres: %s %s", calls[i].state,
+                             calls[i].text);
+    }
+    for (size_t i = 0; i < n_resumed; i++)
+        ns_pg_call_fini(&calls[i]);
+    free(calls);
+    free(resumed);
     return status;
 }
 
@@ -640,9 +673,8 @@ claim_all(struct postgres *pg, struct ns_claim *const *claims, size_t n,
     columns_fini(&columns);
     if (status == NS_OK)
         status = ask_why(pg, claims, n, err);
-    for (size_t i = 0; i < n && status == NS_OK; i++)
-        if (claims[i]->outcome == NS_CLAIM_RUN && claims[i]->attempt > 1)
-            status = read_blocks(pg, claims[i], err);
+    if (status == NS_OK)
+        status = read_blocks(pg, claims, n, err);
     return status;
 }
 

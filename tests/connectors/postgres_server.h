@@ -5,7 +5,7 @@
  * that every user may enter: it refuses to run as root, so there it runs as
  * `postgres`. It flushes, as a real one, and goes when the test goes: if the
  * test is killed, a guardian sees to that. Anyone may connect as anyone, but
- * for the role `locked_out`.
+ * for the roles `locked_out`, never, and `known`, with a password.
  *
  * A header of static functions, for tests of more than one layer.
  */
@@ -272,6 +272,7 @@ pg_create(void)
                 "deadlock_timeout = 200ms\n", "a");
     pg_add_file("data/pg_hba.conf",
                 "host all locked_out 127.0.0.1/32 reject\n"
+                "host all known 127.0.0.1/32 scram-sha-256\n"
                 "host all all 127.0.0.1/32 trust\n", "w");
     pg_server.port = pg_free_port();
     pg_start();

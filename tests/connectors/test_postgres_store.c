@@ -627,6 +627,38 @@ blocks_count_as_far_as_they_are_sound(void **state)
 }
 
 static void
+many_jobs_are_taken_over_with_their_blocks(void **state)
+{
+    struct ns_store *a = open_store(0), *b = open_store(0);
+    struct ns_claim claims[20] = { 0 };
+    struct ns_error err;
+
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        char id[16];
+
+        snprintf(id, sizeof(id), "j%d", i);
+        claims[i] = claim_run(a, make_job(id, ""));
+        for (uint32_t n = 0; n < (uint32_t)i; n++)
+            assert_int_equal(checkpoint(a, claims[i].job, claims[i].fence, n,
+                                        i * 100 + (int32_t)n), NS_STORE_DONE);
+    }
+    DO("UPDATE nightshift.job SET lease_until = now() - interval '1 s'");
+    DO("DELETE FROM nightshift.block WHERE job_id = 'j9' AND block_no = 4");
+    assert_int_equal(b->ops->claim(b, claims, 20, &err), NS_OK);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(claims[i].outcome, NS_CLAIM_RUN);
+        assert_int_equal(claims[i].n_blocks, i == 9 ? 4 : i);
+        assert_int_equal(claims[i].n_tokens, claims[i].n_blocks * 3);
+        for (uint32_t n = 0; n < claims[i].n_blocks; n++)
+            assert_int_equal(claims[i].tokens[3 * n], i * 100 + (int)n);
+        ns_job_destroy(claims[i].job);
+    }
+    a->ops->close(a);
+    b->ops->close(b);
+}
+
+static void
 later_claims_run_in_the_mode_and_seed_of_the_first(void **state)
 {
     struct ns_store *a = open_store(0);
@@ -1595,7 +1627,44 @@ what_a_person_must_mend_is_told_from_what_passes(void **state)
              "dbname=postgres", pg_server.port);
     assert_int_equal(open_status(info, &err), NS_REJECT);
     assert_non_null(strstr(err.text, "nightshift_rw"));
-    assert_int_equal(open_status("no such word=1", &err), NS_RETRY);
+    assert_int_equal(open_status("no such word=1", &err), NS_REJECT);
+}
+
+static void
+a_password_comes_from_a_file_that_nobody_else_can_read(void **state)
+{
+    struct ns_postgres_options options = { .conninfo = conninfo };
+    struct ns_store *store = NULL;
+    char path[128], info[512];
+    struct ns_error err;
+
+    (void)state;
+    snprintf(info, sizeof(info), "host=127.0.0.1 port=%d user=nsd "
+             "dbname=postgres password=canary", pg_server.port);
+    assert_int_equal(open_status(info, &err), NS_REJECT);
+    assert_null(strstr(err.text, "canary"));
+    assert_non_null(strstr(err.text, "password_file"));
+
+    DO("CREATE ROLE known LOGIN PASSWORD 'right' IN ROLE nightshift_rw");
+    snprintf(conninfo, sizeof(conninfo), "host=127.0.0.1 port=%d user=known "
+             "dbname=postgres", pg_server.port);
+    snprintf(path, sizeof(path), "%s/password", pg_server.folder);
+    options.password_file = path;
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err),
+                     NS_REJECT); /* there is none */
+    pg_add_file("password", "right\n", "w");
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err),
+                     NS_REJECT);
+    assert_non_null(strstr(err.text, "read by others"));
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err), NS_OK);
+    store->ops->close(store);
+    pg_add_file("password", "canary\n", "w");
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err),
+                     NS_REJECT);
+    assert_non_null(strstr(err.text, "28P01"));
+    assert_null(strstr(err.text, "canary"));
 }
 
 static void
@@ -1764,6 +1833,7 @@ main(void)
         TEST(a_holder_that_was_overtaken_writes_nothing),
         TEST(a_checkpoint_that_waits_for_a_takeover_is_fenced),
         TEST(blocks_count_as_far_as_they_are_sound),
+        TEST(many_jobs_are_taken_over_with_their_blocks),
         TEST(later_claims_run_in_the_mode_and_seed_of_the_first),
         TEST(a_job_given_back_waits_until_it_is_due),
         TEST(a_job_that_fails_too_often_ends_dead_with_its_last_code),
@@ -1787,6 +1857,7 @@ main(void)
         TEST(locks_deadlocks_and_time_outs_are_the_worlds_fault),
         TEST(a_server_that_hangs_is_left_after_a_while),
         TEST(what_a_person_must_mend_is_told_from_what_passes),
+        TEST(a_password_comes_from_a_file_that_nobody_else_can_read),
         TEST(several_hosts_are_tried_until_one_can_be_written_to),
         TEST(a_session_that_turns_read_only_is_left),
         TEST(a_server_that_may_forget_is_refused),
