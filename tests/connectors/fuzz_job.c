@@ -32,6 +32,7 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct ns_job_options options = { .max_bytes = 1 << 20,
+                                                   .images = true,
                                                    .now_ms = 1764547200000 };
     struct ns_message message = {
         .kind = NS_MESSAGE_JOB,

@@ -759,6 +759,67 @@ memory_running_out_anywhere_is_an_error_and_no_leak(void **state)
     ns_job_destroy(job);
 }
 
+#define PART(image) \
+    "{\"type\":\"image_url\",\"image_url\":" image "}"
+#define SHOWN(parts, ours) \
+    "{\"custom_id\":\"a\",\"body\":{\"messages\":[{\"role\":\"user\"," \
+    "\"content\":[" parts "]}]},\"nightshift\":{" ours "}}"
+
+static void
+pictures_are_counted_and_their_wishes_checked(void **state)
+{
+    static const struct ns_job_options options = { .images = true };
+    static const struct {
+        const char *line, *code, *param;
+    } bad[] = {
+        { SHOWN(PART("{}"), ""), "bad_param",
+          "body.messages[0].content[0].image_url.url" },
+        { SHOWN(PART("7"), ""), "bad_param",
+          "body.messages[0].content[0].image_url.url" },
+        { SHOWN(PART("\"\""), ""), "bad_param",
+          "body.messages[0].content[0].image_url.url" },
+        { SHOWN(PART("{\"url\":\"a\",\"detail\":\"most\"}"), ""), "bad_param",
+          "body.messages[0].content[0].image_url.detail" },
+        { SHOWN(PART("\"a\""), "\"image_tokens\":100"), "bad_param",
+          "nightshift.image_tokens" },
+        { SHOWN(PART("\"a\""), "\"image_tokens\":2240"), "bad_param",
+          "nightshift.image_tokens" },
+    };
+    struct ns_job *job;
+    char line[2000] = "", parts[1200] = "";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct ns_error err;
+
+        assert_int_equal(parse_bytes(bad[i].line, strlen(bad[i].line),
+                                     &options, &job, &err), NS_REJECT);
+        assert_string_equal(err.code, bad[i].code);
+        assert_string_equal(err.param, bad[i].param);
+        ns_job_destroy(job);
+    }
+    job = accept_with(SHOWN(PART("{\"url\":\"a\",\"detail\":\"low\"}") ","
+                            PART("\"b\""), "\"image_tokens\":560"), &options);
+    assert_int_equal(job->n_images, 2);
+    assert_int_equal(job->image_tokens, 560);
+    ns_job_destroy(job);
+    for (int i = 0; i < NS_JOB_IMAGES + 1; i++) {
+        struct ns_error err;
+
+        snprintf(parts + strlen(parts), sizeof(parts) - strlen(parts), "%s%s",
+                 i ? "," : "", PART("\"a\""));
+        snprintf(line, sizeof(line), SHOWN("%s", ""), parts);
+        if (i < NS_JOB_IMAGES) {
+            job = accept_with(line, &options);
+        } else {
+            assert_int_equal(parse_bytes(line, strlen(line), &options, &job,
+                                         &err), NS_REJECT);
+            assert_string_equal(err.code, "image_limit");
+        }
+        ns_job_destroy(job);
+    }
+}
+
 int
 main(void)
 {
@@ -781,6 +842,7 @@ main(void)
         cmocka_unit_test(seeds_depend_on_id_and_base_and_fit_any_reader),
         cmocka_unit_test(the_id_alone_is_found_wherever_it_stands),
         cmocka_unit_test(memory_running_out_anywhere_is_an_error_and_no_leak),
+        cmocka_unit_test(pictures_are_counted_and_their_wishes_checked),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
