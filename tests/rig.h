@@ -158,7 +158,7 @@ out:
 
 /* One segment of `n` tokens behind `position` cached ones. `soft`: rows
  * [n][hidden] of a canvas's soft embedding, or NULL. */
-static enum ns_status
+static enum ns_status __attribute__((unused))
 rig_run(struct rig *rig, enum ns_segment_kind kind, const int32_t *tokens,
         uint32_t n, uint32_t position, const float *soft,
         struct ns_error *err)
