@@ -957,5 +957,7 @@ main(int argc, char **argv)
 
     if (argc == 3 && strcmp(argv[0], "consume") == 0)
         return consume_and_die(argv[1], argv[2]);
+    if (getenv("NS_ONLY")) /* a pattern of test names */
+        cmocka_set_test_filter(getenv("NS_ONLY"));
     return cmocka_run_group_tests(tests, start_broker, stop_broker);
 }

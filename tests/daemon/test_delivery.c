@@ -782,5 +782,7 @@ main(int argc, char **argv)
 
     if (argc == 4 && strstr("careless unfenced", argv[0]))
         return wrong_daemon(argv[0], argv[1], argv[2], argv[3]);
+    if (getenv("NS_ONLY")) /* a pattern of test names */
+        cmocka_set_test_filter(getenv("NS_ONLY"));
     return cmocka_run_group_tests(tests, setup, teardown);
 }

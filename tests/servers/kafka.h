@@ -291,10 +291,8 @@ admin_answer(rd_kafka_queue_t *queue)
     return code;
 }
 
-/* One admin call on one topic. partitions 0: delete it; negative: that many
- * are to be there from now on; positive: make it. */
 static inline rd_kafka_resp_err_t
-topic_admin(const struct broker *broker, const char *topic, int partitions)
+topic_admin_once(const struct broker *broker, const char *topic, int partitions)
 {
     rd_kafka_queue_t *queue = rd_kafka_queue_new(broker->producer);
     rd_kafka_resp_err_t code;
@@ -322,6 +320,25 @@ topic_admin(const struct broker *broker, const char *topic, int partitions)
         rd_kafka_NewPartitions_destroy(more);
     }
     rd_kafka_queue_destroy(queue);
+    return code;
+}
+
+/* One admin call on one topic. partitions 0: delete it; negative: that many
+ * are to be there from now on; positive: make it. A broker that was stopped
+ * or has just come up says for a moment that there is no broker. */
+static inline rd_kafka_resp_err_t
+topic_admin(const struct broker *broker, const char *topic, int partitions)
+{
+    int64_t until = broker_now_ms() + 20000;
+    rd_kafka_resp_err_t code;
+
+    while ((code = topic_admin_once(broker, topic, partitions)) !=
+               RD_KAFKA_RESP_ERR_NO_ERROR &&
+           code != RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS &&
+           broker_now_ms() < until)
+        usleep(200000);
+    if (code == RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS)
+        code = RD_KAFKA_RESP_ERR_NO_ERROR; /* an answer that was lost */
     return code;
 }
 
