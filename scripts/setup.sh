@@ -61,6 +61,7 @@ for what in "$@"; do
         # Servers that the tests start for themselves.
         need postgresql ls /usr/lib/postgresql/*/bin/initdb
         need pgbouncer test -x /usr/sbin/pgbouncer
+        need openssl command -v openssl
         # Only to fetch one data file, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
         # A real Kafka broker for the tests, and what fetches it.
