@@ -675,7 +675,7 @@ struct replay {
     const float *entropy; /* NULL: not recorded */
     double worst_entropy;
     struct ns_image image; /* n_tokens 0: the prompt is text */
-    uint32_t image_at;
+    struct ns_request_image shown; /* of the prompt */
 };
 
 /* Step of the recording that is this row's, or -1. */
@@ -825,12 +825,10 @@ run_rows(struct kase *k, struct ns_engine *engine, struct replay *r,
     for (uint32_t row = first; row < first + n; row++) {
         struct ns_request request = { .id = row, .mode = NS_MODE_DIFFUSION };
 
-        struct ns_request_image image = { r->image_at, &r->image };
-
         snprintf(name, sizeof(name), "row%u.prompt_ids", row);
         if (r->image.size.n_tokens > 0) {
             snprintf(name, sizeof(name), "prompt_ids");
-            request.images = &image;
+            request.images = &r->shown;
             request.n_images = 1;
         }
         request.prompt = ints(k, name);
@@ -893,8 +891,10 @@ find_image(struct kase *k, struct replay *r)
     }
     if (!image_of_patches(&other, &config, 0, &r->image))
         wrong(k, "there is no picture");
-    while (ids[r->image_at] != 502 && r->image_at < dim(k, "prompt_ids", 0))
-        r->image_at++;
+    while (ids[r->shown.position] != 502 &&
+           r->shown.position < dim(k, "prompt_ids", 0))
+        r->shown.position++;
+    r->shown.image = &r->image;
     ns_safetensors_close(other.tensors);
     json_decref(other.manifest);
 }
