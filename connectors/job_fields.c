@@ -14,6 +14,9 @@ enum {
     CANVAS_STEP = 16,
 };
 
+/* What the engine takes too, and in floats. */
+static const double T_LEAST = 0.001, TOP_P_LEAST = 1e-6;
+
 /* What thinking may cost by reasoning_effort. */
 static const struct {
     const char *name;
@@ -126,8 +129,8 @@ take_number(struct ns_parse *p, const json_t *value, const char *path,
     x = json_number_value(value);
     if (!(above ? x > least : x >= least) || !(x <= most))
         return ns_refuse(p->err, "bad_param", path,
-                         "%s: %.17g is outside %s%g to %g", path, x,
-                         above ? "above " : "", least, most);
+                         "%s: %.17g is not %s %g and at most %g", path, x,
+                         above ? "above" : "at least", least, most);
     *out = x;
     return NS_OK;
 }
@@ -361,8 +364,14 @@ take_temperature(struct ns_parse *p, const json_t *value, const char *path)
 static enum ns_status
 take_top_p(struct ns_parse *p, const json_t *value, const char *path)
 {
+    enum ns_status status;
+
     p->job->has_top_p = true;
-    return take_number(p, value, path, 0, true, 1, &p->job->top_p);
+    status = take_number(p, value, path, 0, true, 1, &p->job->top_p);
+    /* Below it the likeliest token is alone all the same. */
+    if (status == NS_OK && p->job->top_p < TOP_P_LEAST)
+        p->job->top_p = TOP_P_LEAST;
+    return status;
 }
 
 static enum ns_status
@@ -829,14 +838,14 @@ static enum ns_status
 take_t_min(struct ns_parse *p, const json_t *value, const char *path)
 {
     p->job->has_t_min = true;
-    return take_number(p, value, path, 0, true, 10, &p->job->t_min);
+    return take_number(p, value, path, T_LEAST, false, 10, &p->job->t_min);
 }
 
 static enum ns_status
 take_t_max(struct ns_parse *p, const json_t *value, const char *path)
 {
     p->job->has_t_max = true;
-    return take_number(p, value, path, 0, true, 10, &p->job->t_max);
+    return take_number(p, value, path, T_LEAST, false, 10, &p->job->t_max);
 }
 
 static enum ns_status
@@ -863,7 +872,7 @@ static enum ns_status
 take_confidence(struct ns_parse *p, const json_t *value, const char *path)
 {
     p->job->has_confidence_threshold = true;
-    return take_number(p, value, path, 0, false, 1000,
+    return take_number(p, value, path, 0, false, 100,
                        &p->job->confidence_threshold);
 }
 

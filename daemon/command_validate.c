@@ -164,20 +164,24 @@ check_line(struct validate *v, const struct ns_line *line,
         .bytes = line->bytes,
         .length = line->length,
     };
+    char id[NS_JOB_ID_BYTES + 1];
     struct ns_job *job = NULL;
     enum ns_status status;
-    uint64_t earlier;
+    uint64_t earlier = 0;
 
     memcpy(message.sha256, line->sha256, sizeof(message.sha256));
     v->n_jobs++;
+    /* As `run` does it: the first line of an id has it, refused or not. */
+    if (line->bytes && ns_job_peek_id(line->bytes, (size_t)line->length, id))
+        earlier = remember(v, id, line->number);
     status = ns_job_parse(&message, &options, &job, err);
-    if (status == NS_OK) {
-        earlier = remember(v, job->id, line->number);
-        if (earlier)
-            status = ns_refuse(err, "duplicate_id", "custom_id",
-                               "line %" PRIu64 " has this id already",
-                               earlier);
-    }
+    if (status == NS_OK && earlier)
+        status = ns_refuse(err, "duplicate_id", "custom_id",
+                           "line %" PRIu64 " has this id already", earlier);
+    if (status == NS_OK && job->has_deadline &&
+        job->deadline_ms <= options.now_ms)
+        status = ns_refuse(err, "expired", "nightshift.deadline",
+                           "the deadline has passed");
     if (status == NS_OK)
         status = check_with_model(v, job, line->number, err);
     if (status == NS_REJECT)

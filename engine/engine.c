@@ -409,15 +409,15 @@ check_draw(const struct ns_request *request, struct ns_error *err)
 {
     if (request->has_temperature &&
         !between(request->temperature, 0.0f, 2.0f))
-        return ns_refuse(err, "bad_param", "temperature",
+        return ns_refuse(err, "bad_param", "body.temperature",
                          "temperature is %g, allowed are 0 to 2",
                          (double)request->temperature);
     if (!(request->top_p > 0.0f && request->top_p <= 1.0f))
-        return ns_refuse(err, "bad_param", "top_p",
+        return ns_refuse(err, "bad_param", "body.top_p",
                          "top_p is %g, it must be above 0 and at most 1",
                          (double)request->top_p);
     if (request->top_p < 1.0f && request->mode == NS_MODE_DIFFUSION)
-        return ns_refuse(err, "unsupported", "top_p",
+        return ns_refuse(err, "unsupported", "body.top_p",
                          "top_p below 1 is not supported in mode diffusion");
     return NS_OK;
 }
@@ -442,10 +442,10 @@ check_lengths(const struct ns_engine *engine,
                          "context of %u is exceeded", request->n_prompt,
                          length, config->max_position);
     if (request->max_tokens == 0)
-        return ns_refuse(err, "bad_param", "max_tokens",
+        return ns_refuse(err, "bad_param", "body.max_tokens",
                          "max_tokens is 0, it must be at least 1");
     if (request->max_tokens > most)
-        return ns_refuse(err, "over_context", "max_tokens",
+        return ns_refuse(err, "over_context", "body.max_tokens",
                          "max_tokens is %u; behind a prompt of %u tokens the "
                          "context of %u leaves %u", request->max_tokens,
                          request->n_prompt, config->max_position, most);
@@ -454,7 +454,7 @@ check_lengths(const struct ns_engine *engine,
         positions = config->max_position;
     if (!ns_kvcache_fits(engine->kv, positions, &full, &sliding)) {
         counts = ns_kvcache_counts(engine->kv);
-        return ns_refuse(err, "over_memory", "max_tokens",
+        return ns_refuse(err, "over_memory", "body.max_tokens",
                          "prompt and answer may take %u positions: %u pages "
                          "of full layers (there are %u), %u of sliding "
                          "layers (there are %u)", positions, full,

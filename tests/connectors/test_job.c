@@ -304,6 +304,7 @@ static const struct bad {
     { OURS("\"canvas_length\":72"), "bad_param", "nightshift.canvas_length",
       "72", "16" },
     { OURS("\"t_min\":0"), "bad_param", "nightshift.t_min", "0", "10" },
+    { OURS("\"t_min\":1e-300"), "bad_param", "nightshift.t_min", "1", "0.001" },
     { OURS("\"t_min\":0.9,\"t_max\":0.5"), "bad_param", "nightshift.t_min",
       "0.9", "0.5" },
     { OURS("\"entropy_bound\":-1"), "bad_param", "nightshift.entropy_bound",
@@ -460,6 +461,21 @@ every_field_arrives(void **state)
     assert_true(job->has_confidence_threshold);
     assert_int_equal(json_array_size(job->messages), 1);
     assert_int_equal(job->n_warnings, 0);
+    ns_job_destroy(job);
+}
+
+/* The engine counts in floats, where 1e-300 is 0 and would be refused. */
+static void
+a_tiny_top_p_is_still_one_in_floats(void **state)
+{
+    const char *line = line_of("\"top_p\":1e-300", "");
+    struct ns_job *job = NULL;
+    struct ns_error err;
+
+    (void)state;
+    assert_int_equal(parse_bytes(line, strlen(line), &plain, &job, &err),
+                     NS_OK);
+    assert_true((float)job->top_p > 0 && job->top_p < 1e-5);
     ns_job_destroy(job);
 }
 
@@ -829,6 +845,7 @@ main(void)
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
         cmocka_unit_test(a_message_over_the_limit_is_refused_before_parsing),
         cmocka_unit_test(every_field_arrives),
+        cmocka_unit_test(a_tiny_top_p_is_still_one_in_floats),
         cmocka_unit_test(what_is_absent_or_null_is_not_there),
         cmocka_unit_test(harmless_extras_are_warned_of),
         cmocka_unit_test(a_flood_of_extras_is_cut_and_said_to_be),

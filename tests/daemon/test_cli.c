@@ -179,6 +179,19 @@ an_interrupt_stops_cleanly_and_a_second_run_carries_on(void **state)
     assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
 }
 
+/* The name comes a moment before the lock does. */
+static void
+wait_until_locked(const char *path)
+{
+    char inode[32];
+    struct stat st;
+
+    wait_until_exists(path);
+    assert_int_equal(stat(path, &st), 0);
+    snprintf(inode, sizeof(inode), ":%ju ", (uintmax_t)st.st_ino);
+    wait_until_says("/proc/locks", inode);
+}
+
 static void
 a_second_run_on_the_same_output_is_refused(void **state)
 {
@@ -189,7 +202,7 @@ a_second_run_on_the_same_output_is_refused(void **state)
     pid_t pid = spawn(argv, in_folder("first.out"), in_folder("first.err"));
 
     (void)state;
-    wait_until_exists(in_folder("held.jsonl"));
+    wait_until_locked(in_folder("held.jsonl"));
     kill(pid, SIGSTOP);
     assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
                          in_folder("held.jsonl"), OPTIONS), 75);
@@ -331,6 +344,36 @@ what_validate_accepts_runs_and_what_it_refuses_does_not(void **state)
     answers_fini(&answers);
 }
 
+/* The first line of an id has it, also when that line is refused; batches make
+ * no second one of it in one file. */
+static void
+validate_and_run_agree_on_who_has_an_id(void **state)
+{
+    const char *jobs = in_folder("ids.jsonl");
+    struct answers answers;
+
+    (void)state;
+    write_text(jobs, JOB("a", "one", ",\"n\":2") JOB("a", "two", "")
+               JOB("b", "x", ",\"nightshift\":{\"batch\":\"p\"}")
+               JOB("b", "x", ",\"nightshift\":{\"batch\":\"q\"}")
+               JOB("c", "x", ",\"nightshift\":{\"deadline\":"
+                             "\"2020-01-01T00:00:00Z\"}"));
+    assert_int_equal(RUN("validate", jobs), 1);
+    assert_true(file_says(in_folder("stdout"), ":1: unsupported: "));
+    assert_true(file_says(in_folder("stdout"), ":2: duplicate_id: "));
+    assert_true(file_says(in_folder("stdout"), ":4: duplicate_id: "));
+    assert_true(file_says(in_folder("stdout"), ":5: expired: "));
+    assert_true(file_says(in_folder("stdout"), "5 jobs, 4 bad"));
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("ids.out"), OPTIONS), 1);
+    read_answers(in_folder("ids.out"), &answers);
+    assert_non_null(strstr(answers.text[1], "\"unsupported\""));
+    assert_non_null(strstr(answers.text[2], "\"duplicate_id\""));
+    assert_non_null(strstr(answers.text[3], "\"error\":null"));
+    assert_non_null(strstr(answers.text[4], "\"duplicate_id\""));
+    assert_non_null(strstr(answers.text[5], "\"expired\""));
+    answers_fini(&answers);
+}
+
 static void
 tokenize_goes_there_and_back(void **state)
 {
@@ -409,6 +452,7 @@ main(void)
         cmocka_unit_test(validate_names_line_code_and_field_and_counts_tokens),
         cmocka_unit_test(
             what_validate_accepts_runs_and_what_it_refuses_does_not),
+        cmocka_unit_test(validate_and_run_agree_on_who_has_an_id),
         cmocka_unit_test(tokenize_goes_there_and_back),
         cmocka_unit_test(inspect_says_what_it_is_and_where_memory_goes),
         cmocka_unit_test(

@@ -831,6 +831,10 @@ what_can_never_run_is_refused_with_the_numbers(void **state)
         assert_string_equal(err.code, code_);                                \
         if (!strstr(err.text, text_))                                        \
             fail_msg("\"%s\" does not say \"%s\"", err.text, text_);         \
+        /* A field by its full name; "messages" gets it in daemon/. */       \
+        if (err.param[0] && !strchr(err.param, '.') &&                       \
+            strcmp(err.param, "messages") != 0)                              \
+            fail_msg("\"%s\" is no full name", err.param);                   \
     } while (0)
     REFUSED(request.n_prompt = 0, "empty_prompt", "no tokens");
     REFUSED(request.max_tokens = 5000, "over_context", "4096");
