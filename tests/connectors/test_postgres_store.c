@@ -1340,6 +1340,7 @@ rows_are_no_answer_until_they_are_committed(void **state)
 }
 
 static _Atomic bool terminating;
+static _Atomic useconds_t terminate_us;
 
 static void *
 terminate_backends(void *data)
@@ -1352,7 +1353,7 @@ terminate_backends(void *data)
         PQclear(PQexec(conn, "SELECT pg_terminate_backend(pid) FROM"
                        " pg_stat_activity WHERE usename = 'nsd' AND"
                        " state = 'active'"));
-        usleep(2000);
+        usleep(terminate_us);
     }
     PQfinish(conn);
     return NULL;
@@ -1366,6 +1367,7 @@ sessions_ended_in_the_middle_cost_no_row_and_double_none(void **state)
 
     (void)state;
     terminating = true;
+    terminate_us = 2000;
     assert_int_equal(pthread_create(&thread, NULL, terminate_backends, NULL),
                      0);
     run_all(store);
@@ -1442,6 +1444,178 @@ a_lost_answer_to_a_refusal_or_a_retry_changes_nothing(void **state)
     ns_job_destroy(refused);
     store->ops->close(store);
     pg_proxy_stop();
+}
+
+/* ---- all at once ------------------------------------------------------ */
+
+enum { N_CHAOS = 32, N_HOLDERS = 4, CHAOS_LEASE_MS = 250 };
+
+struct holder {
+    pthread_t thread;
+    char conninfo[256];
+    uint32_t random;
+    int finished, fenced, resumed, again;
+    const char *wrong;
+};
+
+static uint32_t
+draw(struct holder *holder, uint32_t n)
+{
+    holder->random = holder->random * 1664525 + 1013904223;
+    return (holder->random >> 8) % n;
+}
+
+/* One call, made again until it is answered. */
+#define UNTIL_ANSWERED(holder, call)                            \
+    do {                                                        \
+        enum ns_status status_;                                 \
+                                                                \
+        while ((status_ = (call)) == NS_RETRY) {                \
+            (holder)->again++;                                  \
+            usleep(5000);                                       \
+        }                                                       \
+        if (status_ != NS_OK)                                   \
+            (holder)->wrong = "a call that is not to be asked"; \
+    } while (0)
+
+/* Holds a job for a while, now and then for longer than its lease. */
+static void
+hold_one(struct holder *holder, struct ns_store *store, struct ns_job *job,
+         const struct ns_claim *got)
+{
+    int32_t tokens[2] = { (int32_t)got->fence, (int32_t)got->n_blocks };
+    struct ns_checkpoint point = { .job = job, .fence = got->fence,
+                                   .block = got->n_blocks, .tokens = tokens,
+                                   .n_tokens = 2 };
+    struct ns_give_back back = { .job = job, .fence = got->fence,
+                                 .code = "drain" };
+    struct ns_result result = ok_result("x", 1);
+    struct ns_finished end = { .job = job, .fence = got->fence,
+                               .result = &result };
+    struct ns_error err;
+
+    /* What was resumed is whole, in order, and of one holder each. */
+    for (uint32_t b = 0; b < got->n_blocks; b++)
+        if (got->block_tokens[b] != 2 ||
+            got->tokens[2 * b + 1] != (int32_t)b ||
+            (uint64_t)got->tokens[2 * b] >= got->fence)
+            holder->wrong = "a block of another place or of a later holder";
+    holder->resumed += got->n_blocks > 0;
+    UNTIL_ANSWERED(holder, store->ops->checkpoint(store, &point, 1, &err));
+    if (draw(holder, 3) == 0)
+        usleep(CHAOS_LEASE_MS * 1000 + draw(holder, 300000));
+    else
+        usleep(draw(holder, 20000));
+    if (draw(holder, 3) == 0) {
+        UNTIL_ANSWERED(holder, store->ops->retry(store, &back, 1, &err));
+        holder->fenced += back.outcome == NS_STORE_FENCED;
+        return;
+    }
+    UNTIL_ANSWERED(holder, store->ops->finish(store, &end, 1, &err));
+    holder->finished += end.outcome == NS_STORE_DONE;
+    holder->fenced += end.outcome == NS_STORE_FENCED;
+}
+
+static void *
+hold_jobs(void *data)
+{
+    struct holder *holder = data;
+    struct ns_postgres_options options = { .conninfo = holder->conninfo,
+                                           .model_rev = "m",
+                                           .engine_rev = "e",
+                                           .lease_ms = CHAOS_LEASE_MS };
+    struct ns_store *store = NULL;
+    bool final[N_CHAOS] = { false };
+    struct ns_error err;
+    int n_final = 0;
+
+    UNTIL_ANSWERED(holder, ns_postgres_store_open(&options, &store, &err));
+    while (n_final < N_CHAOS && !holder->wrong) {
+        uint32_t i = draw(holder, N_CHAOS);
+        struct ns_claim got = { .mode = NS_JOB_AR };
+        char id[16];
+
+        if (final[i])
+            continue;
+        snprintf(id, sizeof(id), "j%u", i);
+        got.job = make_job(id, ",\"nightshift\":{\"batch\":\"b\"}");
+        UNTIL_ANSWERED(holder, store->ops->claim(store, &got, 1, &err));
+        if (got.outcome == NS_CLAIM_RUN)
+            hold_one(holder, store, got.job, &got);
+        if (got.outcome == NS_CLAIM_WAIT)
+            usleep(5000);
+        if (got.outcome == NS_CLAIM_CONFLICT)
+            holder->wrong = "a conflict";
+        if (got.outcome == NS_CLAIM_FINAL) {
+            final[i] = true;
+            n_final++;
+        }
+        ns_job_destroy(got.job);
+    }
+    if (store)
+        store->ops->close(store);
+    return NULL;
+}
+
+static void
+four_holders_under_every_trouble_leave_one_row_a_job(void **state)
+{
+    struct holder holders[N_HOLDERS] = { 0 };
+    int finished = 0, fenced = 0, resumed = 0, again = 0;
+    pthread_t killer;
+
+    (void)state;
+    DO("CREATE TABLE audit (job_id text, what text)");
+    DO("CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY"
+       " DEFINER AS $$BEGIN INSERT INTO public.audit VALUES"
+       " (coalesce(new.job_id, old.job_id), tg_op); RETURN new; END$$");
+    DO("CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON"
+       " nightshift.result FOR EACH ROW EXECUTE FUNCTION note()");
+    DO("SELECT nightshift.expect_batch('b', %d)", N_CHAOS);
+    pg_proxy_start("nightshift.", 5); /* any statement's answer may be lost */
+    terminating = true;
+    terminate_us = 25000;
+    assert_int_equal(pthread_create(&killer, NULL, terminate_backends, NULL),
+                     0);
+    for (int i = 0; i < N_HOLDERS; i++) {
+        snprintf(holders[i].conninfo, sizeof(holders[i].conninfo),
+                 "host=127.0.0.1 port=%d user=nsd dbname=postgres",
+                 i % 2 ? pg_proxy.port : pg_server.port);
+        holders[i].random = (uint32_t)i * 7919;
+        assert_int_equal(pthread_create(&holders[i].thread, NULL, hold_jobs,
+                                        &holders[i]), 0);
+    }
+    for (int i = 0; i < N_HOLDERS; i++) {
+        pthread_join(holders[i].thread, NULL);
+        if (holders[i].wrong)
+            fail_msg("holder %d: %s", i, holders[i].wrong);
+        finished += holders[i].finished;
+        fenced += holders[i].fenced;
+        resumed += holders[i].resumed;
+        again += holders[i].again;
+    }
+    terminating = false;
+    pthread_join(killer, NULL);
+    pg_proxy_stop();
+
+    assert_int_equal(number("SELECT count(*) FROM nightshift.result r JOIN"
+                            " nightshift.job j USING (job_id) WHERE r.fence ="
+                            " j.fence AND j.finished_at IS NOT NULL"),
+                     N_CHAOS);
+    assert_int_equal(number("SELECT count(*) FROM audit"), N_CHAOS);
+    assert_int_equal(number("SELECT count(*) FROM audit WHERE what <>"
+                            " 'INSERT'"), 0);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.result WHERE"
+                            " status = 'ok'"), finished);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.block"), 0);
+    assert_string_equal(value("SELECT total || ' ' || done FROM"
+                              " nightshift.batch_status"), "32 true");
+    /* That there was trouble at all. */
+    assert_true(fenced > 0);
+    assert_true(resumed > 0);
+    assert_true(again > 0);
+    DO("DROP TABLE audit");
+    DO("DROP FUNCTION note CASCADE");
 }
 
 struct crash {
@@ -1667,6 +1841,74 @@ a_password_comes_from_a_file_that_nobody_else_can_read(void **state)
     assert_null(strstr(err.text, "canary"));
 }
 
+/* A socket that takes connections and never says a word. */
+static int
+mute_server(int *port)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, length), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &length), 0);
+    *port = ntohs(at.sin_port);
+    return fd;
+}
+
+static void
+a_host_that_takes_the_call_and_says_nothing_is_passed_by(void **state)
+{
+    time_t start = time(NULL);
+    struct ns_error err;
+    char info[512];
+    int port, fd = mute_server(&port);
+
+    (void)state;
+    snprintf(info, sizeof(info), "host=127.0.0.1,127.0.0.1 port=%d,%d user=nsd"
+             " dbname=postgres", port, pg_server.port);
+    assert_int_equal(open_status(info, &err), NS_OK);
+    snprintf(info, sizeof(info), "host=127.0.0.1 port=%d user=nsd"
+             " dbname=postgres", port);
+    assert_int_equal(open_status(info, &err), NS_RETRY);
+    assert_in_range(time(NULL) - start, 1, 15);
+    close(fd);
+}
+
+static void
+the_servers_name_is_checked_when_that_is_asked_for(void **state)
+{
+    char info[512], command[1024];
+    struct ns_error err;
+
+    (void)state;
+    snprintf(command, sizeof(command),
+             "cd %s/data && openssl req -x509 -newkey rsa:2048 -nodes -days 2"
+             " -subj /CN=here -addext subjectAltName=IP:127.0.0.1"
+             " -keyout server.key -out server.crt 2>/dev/null"
+             " && chmod 600 server.key && chown --reference=. server.*"
+             " && cp server.crt ../root.crt && chmod 644 ../root.crt",
+             pg_server.folder);
+    assert_int_equal(system(command), 0);
+    DO("ALTER SYSTEM SET ssl = on");
+    DO("SELECT pg_reload_conf()");
+    usleep(300000);
+    snprintf(info, sizeof(info), "host=127.0.0.1 port=%d user=nsd"
+             " dbname=postgres sslmode=verify-full sslrootcert=%s/root.crt",
+             pg_server.port, pg_server.folder);
+    assert_int_equal(open_status(info, &err), NS_OK);
+    /* The same server under a name that its certificate does not have. */
+    snprintf(info, sizeof(info), "host=elsewhere hostaddr=127.0.0.1 port=%d"
+             " user=nsd dbname=postgres sslmode=verify-full"
+             " sslrootcert=%s/root.crt", pg_server.port, pg_server.folder);
+    assert_int_equal(open_status(info, &err), NS_RETRY);
+    assert_non_null(strstr(err.text, "certificate"));
+    DO("ALTER SYSTEM RESET ssl");
+    DO("SELECT pg_reload_conf()");
+    usleep(200000);
+}
+
 static void
 several_hosts_are_tried_until_one_can_be_written_to(void **state)
 {
@@ -1853,11 +2095,14 @@ main(void)
         TEST(sessions_ended_in_the_middle_cost_no_row_and_double_none),
         TEST(answers_that_get_lost_are_asked_for_again),
         TEST(a_lost_answer_to_a_refusal_or_a_retry_changes_nothing),
+        TEST(four_holders_under_every_trouble_leave_one_row_a_job),
         TEST(a_server_that_crashes_and_comes_back_costs_no_row),
         TEST(locks_deadlocks_and_time_outs_are_the_worlds_fault),
         TEST(a_server_that_hangs_is_left_after_a_while),
         TEST(what_a_person_must_mend_is_told_from_what_passes),
         TEST(a_password_comes_from_a_file_that_nobody_else_can_read),
+        TEST(a_host_that_takes_the_call_and_says_nothing_is_passed_by),
+        TEST(the_servers_name_is_checked_when_that_is_asked_for),
         TEST(several_hosts_are_tried_until_one_can_be_written_to),
         TEST(a_session_that_turns_read_only_is_left),
         TEST(a_server_that_may_forget_is_refused),
