@@ -106,7 +106,7 @@ next_line(struct ns_spool *spool, struct ns_spool_file *file,
         if ((end || ns_lines_bytes_read(file->lines) != file->looked) &&
             !is_unchanged(spool, file)) {
             ns_refuse(err, "input_changed", NULL,
-                      "%.200s was changed while it was read", file->name);
+                      "the file was changed while it was read");
             return ns_spool_condemn(spool, file, err);
         }
         file->looked = ns_lines_bytes_read(file->lines);

@@ -319,7 +319,10 @@ run_jobs(struct run *run)
     if (ns_pipeline_failure(run->pipeline, &err) != NS_OK) {
         bool edited = err.code && strcmp(err.code, "edited") == 0;
 
-        status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s%s",
+        bool input = err.status == NS_REJECT;
+
+        status = ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s%s%s%s",
+                                 input ? run->input : "", input ? ": " : "",
                                  err.text, edited ? " with --restart"
                                                   : "");
     }

@@ -36,6 +36,7 @@ struct entry {
 struct entries {
     struct entry *entry; /* owned */
     size_t n, capacity;
+    uint64_t n_lines; /* looked at, kept or not */
 };
 
 struct show {
@@ -119,6 +120,7 @@ read_lines(const char *path, int fd, keep_fn keep, struct entries *out,
         uint64_t number = line.number;
         json_t *kept = keep(root, &number);
 
+        out->n_lines++;
         json_decref(root);
         if (!kept)
             continue; /* a torn last line, a bad job */
@@ -402,6 +404,9 @@ show_results(const struct show *show, struct ns_error *err)
     enum ns_status status;
 
     status = read_file(show->results, keep_result, &results, err);
+    if (status == NS_OK && results.n == 0 && results.n_lines > 0)
+        status = ns_fail(err, NS_REJECT, "%s: no line of it is a result",
+                         show->results);
     if (status == NS_OK)
         status = read_file(show->jobs, keep_metadata, &jobs, err);
     if (status == NS_OK)

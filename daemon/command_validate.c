@@ -22,8 +22,10 @@ static const char usage[] =
     "Checks each job as `run` would, without running any: one line for each\n"
     "mistake, with its code and the field, then the counts.\n"
     "\n"
-    "  -m, --model DIR      count tokens with this model's tokenizer, and check\n"
-    "                       them against its context\n"
+    "Tokens are counted, and checked against the context, with the model that\n"
+    "`run` would take; where there is none, they are not.\n"
+    "\n"
+    "  -m, --model DIR      this model\n"
     "  -w, --warnings       show warnings as well\n"
     "      --config FILE    see nightshift.conf(5)\n"
     "      --set KEY=VALUE  one key of it\n";
@@ -35,7 +37,7 @@ struct seen { /* an id of an earlier line, by its hash */
 struct validate {
     struct ns_arguments arguments;
     struct ns_options *options;
-    const char *input, *model;
+    const char *input;
     bool warnings;
 
     struct ns_backend *be;
@@ -226,9 +228,10 @@ open_model(struct validate *v, struct ns_error *err)
     char directory[PATH_MAX], path[PATH_MAX + 16];
     enum ns_status status;
 
-    if (!v->model)
-        return NS_OK;
     status = ns_setup_model(v->options, directory, sizeof(directory), err);
+    if (status == NS_REJECT && !v->options->engine.model &&
+        !getenv("NIGHTSHIFT_MODEL"))
+        return NS_OK; /* none was asked for, and none is at hand */
     if (status == NS_OK)
         status = ns_backend_open(&cpu, &v->be, err);
     if (status == NS_OK)
@@ -263,7 +266,6 @@ read_arguments(struct validate *v, int argc, char **argv)
     while ((c = getopt_long(argc, argv, "m:wh", long_options, NULL)) != -1) {
         switch (c) {
         case 'm':
-            v->model = optarg;
             ns_arguments_add(&v->arguments, "engine.model", optarg, &err);
             break;
         case 'w':
@@ -320,9 +322,10 @@ validate(struct validate *v)
            v->n_jobs, v->n_bad, v->n_warnings);
     if (v->tokenizer)
         printf(", %" PRIu64 " prompt tokens, the longest %" PRIu64
-               " (line %" PRIu64 ")", v->n_tokens, v->most_tokens,
+               " (line %" PRIu64 ")\n", v->n_tokens, v->most_tokens,
                v->most_line);
-    printf("\n");
+    else
+        printf("; no model, so no tokens were counted\n");
     if (v->n_bad == 0)
         return NS_EXIT_OK;
     return v->n_bad < v->n_jobs ? NS_EXIT_SOME : NS_EXIT_NONE;

@@ -275,9 +275,12 @@ an_edited_line_stops_the_run_until_it_is_told_to_restart(void **state)
     (void)state;
     write_text(jobs, JOB("a", "one", "") JOB("b", "two", ""));
     assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS), 0);
+    assert_int_equal(RUN("show", out), 0);
+    assert_int_equal(RUN("show", jobs), 65); /* the wrong one of the two */
     write_text(jobs, JOB("a", "one", "") JOB("b", "three", ""));
     assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS), 65);
     assert_true(file_says(in_folder("stderr"), "restart"));
+    assert_true(file_says(in_folder("stderr"), "edit.jsonl: line 2"));
     assert_int_equal(RUN("run", jobs, "-o", out, OPTIONS, "--restart"), 0);
     read_answers(out, &answers);
     assert_int_equal(answers.n, 2);
