@@ -20,7 +20,8 @@
 
 enum {
     HELPER_SOCKET = 3,
-    ANSWER_MS = 60000,     /* of one picture, by the clock */
+    ANSWER_MS = 60000,      /* of one picture, by the clock */
+    AGAIN_WITHIN_MS = 5000, /* a death this soon is tried once more */
     CPU_SECONDS = 40,      /* of a helper's whole life */
     RETIRE_SECONDS = 20,   /* it ends itself once it has used these */
     MEMORY_BYTES = 1 << 30, /* a progressive picture of 20 megapixels: 240 MB */
@@ -337,11 +338,12 @@ take_helper(struct ns_decoder *decoder)
 }
 
 static void
-return_helper(struct ns_decoder *decoder, struct helper *helper, bool died)
+return_helper(struct ns_decoder *decoder, struct helper *helper,
+              uint32_t n_deaths)
 {
     pthread_mutex_lock(&decoder->lock);
     helper->busy = false;
-    decoder->n_deaths += died;
+    decoder->n_deaths += n_deaths;
     pthread_cond_signal(&decoder->freed);
     pthread_mutex_unlock(&decoder->lock);
 }
@@ -418,6 +420,16 @@ say_how(int how, struct ns_error *err)
                      signal ? signal : WEXITSTATUS(how));
 }
 
+static int64_t
+elapsed_ms(const struct timespec *since)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)(now.tv_sec - since->tv_sec) * 1000 +
+           (now.tv_nsec - since->tv_nsec) / 1000000;
+}
+
 enum ns_status
 ns_decoder_decode(struct ns_decoder *decoder, const void *bytes, size_t length,
                   struct ns_picture *out, struct ns_error *err)
@@ -426,25 +438,31 @@ ns_decoder_decode(struct ns_decoder *decoder, const void *bytes, size_t length,
     struct ns_picture picture = { 0 };
     enum ns_status status = NS_OK;
     struct helper *helper;
-    bool died = false;
+    struct timespec began;
+    uint32_t n_deaths = 0;
+    bool died;
 
     if (length > NS_PICTURE_BYTES)
         return ns_refuse(err, "image_limit", NULL,
                          "the picture has %zu bytes, at most %d are read",
                          length, NS_PICTURE_BYTES);
     helper = take_helper(decoder);
-    if (helper->pid == 0)
-        status = start_helper(helper, err);
-    if (status == NS_OK) {
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do {
+        died = false;
+        status = helper->pid ? NS_OK : start_helper(helper, err);
+        if (status != NS_OK)
+            break;
         died = !ask(helper, bytes, length, &answer, &picture);
+        n_deaths += died;
         if (died)
             status = say_how(stop_helper(helper, true), err);
         else if (answer.status != NS_OK)
             status = refuse(&answer, err);
         if (!died && answer.retires)
             stop_helper(helper, false);
-    }
-    return_helper(decoder, helper, died);
+    } while (died && n_deaths < 2 && elapsed_ms(&began) < AGAIN_WITHIN_MS);
+    return_helper(decoder, helper, n_deaths);
     if (status == NS_OK)
         *out = picture;
     return status;

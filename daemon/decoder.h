@@ -3,8 +3,9 @@
  * A picture file is the least trusted input there is, and its libraries are
  * the ones with the history. So the bytes go to a helper, which can compute and
  * answer and nothing else (no files, no network, bounded memory and time), and
- * pixels come back. A helper that dies costs the picture it had, and is
- * started again.
+ * pixels come back. A helper that dies is started again; the picture that it
+ * had is tried once more, since the helper may have died of something else
+ * (the machine's memory ran out), and then given up.
  *
  *     caller --bytes--> helper: picture.h --pixels or refusal--> caller
  *
