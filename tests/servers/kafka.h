@@ -29,7 +29,10 @@
 struct broker {
     char folder[PATH_MAX], jars[PATH_MAX];
     char address[32]; /* "127.0.0.1:40123" */
-    int port, controller_port;
+    char secure_address[32];  /* TLS and SASL; "" unless `secure` */
+    char certificate[PATH_MAX + 32]; /* PEM file: who signed the broker's */
+    int port, controller_port, secure_port;
+    bool secure;          /* set before broker_make: user night, see below */
     pid_t pid;            /* 0: not running */
     rd_kafka_t *producer; /* of the helpers below */
     bool missing;         /* no jars or no java: tests skip */
@@ -64,18 +67,36 @@ free_port(int *keep)
 static inline bool
 broker_configure(const struct broker *broker)
 {
-    char path[PATH_MAX + 32];
+    char path[PATH_MAX + 32], secure[64];
     FILE *file;
 
     snprintf(path, sizeof(path), "%s/server.properties", broker->folder);
     file = fopen(path, "w");
     if (!file)
         return false;
+    snprintf(secure, sizeof(secure), broker->secure
+             ? ",SECURE://127.0.0.1:%d" : "", broker->secure_port);
+    if (broker->secure)
+        fprintf(file,
+                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,"
+                "CONTROLLER:PLAINTEXT,SECURE:SASL_SSL\n"
+                "listener.name.secure.sasl.enabled.mechanisms="
+                "PLAIN,SCRAM-SHA-512\n"
+                "listener.name.secure.ssl.keystore.type=PKCS12\n"
+                "listener.name.secure.ssl.keystore.location=%s/key.p12\n"
+                "listener.name.secure.ssl.keystore.password=changeit\n"
+                "listener.name.secure.scram-sha-512.sasl.jaas.config="
+                "org.apache.kafka.common.security.scram.ScramLoginModule "
+                "required;\n"
+                "listener.name.secure.plain.sasl.jaas.config="
+                "org.apache.kafka.common.security.plain.PlainLoginModule "
+                "required user_night=\"plain-secret\";\n",
+                broker->folder);
     fprintf(file,
             "process.roles=broker,controller\nnode.id=1\n"
             "controller.quorum.voters=1@127.0.0.1:%d\n"
-            "listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d\n"
-            "advertised.listeners=PLAINTEXT://127.0.0.1:%d\n"
+            "listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d%s\n"
+            "advertised.listeners=PLAINTEXT://127.0.0.1:%d%s\n"
             "controller.listener.names=CONTROLLER\n"
             "inter.broker.listener.name=PLAINTEXT\n"
             "log.dirs=%s/data\n"
@@ -95,7 +116,7 @@ broker_configure(const struct broker *broker)
             "log.cleaner.dedupe.buffer.size=2097152\n"
             "message.max.bytes=8388608\n",
             broker->controller_port, broker->port, broker->controller_port,
-            broker->port, broker->folder);
+            secure, broker->port, secure, broker->folder);
     return fclose(file) == 0;
 }
 
@@ -188,7 +209,26 @@ broker_quiet(const rd_kafka_t *client, int level, const char *facility,
     (void)text;
 }
 
-/* Folder, ports, format; not started. False: broken, or `missing`. */
+/* A key for the broker, and its certificate as the clients want it. */
+static inline bool
+broker_certify(struct broker *broker)
+{
+    char command[3 * PATH_MAX];
+
+    snprintf(broker->certificate, sizeof(broker->certificate), "%s/ca.pem",
+             broker->folder);
+    snprintf(command, sizeof(command),
+             "cd '%s' && exec >keytool.log 2>&1 && keytool -genkeypair -alias "
+             "b -keyalg RSA -dname CN=broker -ext SAN=ip:127.0.0.1 -validity 3 "
+             "-storetype PKCS12 -keystore key.p12 -storepass changeit && "
+             "keytool -exportcert -rfc -alias b -keystore key.p12 -storepass "
+             "changeit -file ca.pem", broker->folder);
+    return system(command) == 0;
+}
+
+/* Folder, ports, format; not started. False: broken, or `missing`. All but
+ * `secure` is set here: then user "night" may also come by TLS, with password
+ * "scram-secret" (SCRAM-SHA-512) or "plain-secret" (PLAIN). */
 static inline bool
 broker_make(struct broker *broker)
 {
@@ -196,13 +236,17 @@ broker_make(struct broker *broker)
     const char *given = getenv("NS_KAFKA");
     const char *const format[] = { "kafka.tools.StorageTool", "format", "-t",
                                    "NsTestClusterId000000AA", "-c", config,
-                                   NULL };
+                                   "--add-scram",
+                                   "SCRAM-SHA-512=[name=night,"
+                                   "password=scram-secret]", NULL };
+    bool secure = broker->secure;
     rd_kafka_conf_t *conf;
-    int keep[2], status;
+    int keep[3], status;
     ssize_t n;
     pid_t pid;
 
     memset(broker, 0, sizeof(*broker));
+    broker->secure = secure;
     if (!realpath(given ? given : "build/kafka", broker->jars) ||
         snprintf(path, sizeof(path), "%.4000s/.complete", broker->jars) < 0 ||
         access(path, R_OK) != 0 ||
@@ -221,8 +265,12 @@ broker_make(struct broker *broker)
         return false;
     broker->port = free_port(&keep[0]);
     broker->controller_port = free_port(&keep[1]);
-    close(keep[0]);
-    close(keep[1]);
+    broker->secure_port = free_port(&keep[2]);
+    for (int i = 0; i < 3; i++)
+        close(keep[i]);
+    if (secure)
+        snprintf(broker->secure_address, sizeof(broker->secure_address),
+                 "127.0.0.1:%d", broker->secure_port);
     snprintf(broker->address, sizeof(broker->address), "127.0.0.1:%d",
              broker->port);
     conf = rd_kafka_conf_new();
@@ -235,7 +283,8 @@ broker_make(struct broker *broker)
                       sizeof(why));
     broker->producer = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof(why));
     snprintf(config, sizeof(config), "%s/server.properties", broker->folder);
-    if (!broker->producer || !broker_configure(broker))
+    if (!broker->producer || !broker_configure(broker) ||
+        (secure && !broker_certify(broker)))
         return false;
     pid = broker_java(broker, format);
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
