@@ -89,7 +89,7 @@ drop(struct ns_pg_link *link)
 /* The daemon's own timeouts and keepalives stand first, so that conninfo may
  * say otherwise; what must hold stands behind it. */
 static int
-connect_words(const struct ns_pg_link *link, const char *password,
+connect_words(const struct ns_pg_link *link, const char *password, bool remote,
               const char *keys[24], const char *values[24], char texts[3][24])
 {
     const struct ns_postgres_options *options = &link->options;
@@ -107,6 +107,8 @@ connect_words(const struct ns_pg_link *link, const char *password,
     WORD("tcp_user_timeout", "20000");
     WORD("gssencmode", "disable");
     WORD("target_session_attrs", "read-write");
+    if (remote && !options->allow_plaintext)
+        WORD("sslmode", "require"); /* by default libpq would do without */
     WORD("dbname", options->conninfo);
     WORD("client_encoding", "UTF8");
     if (password)
@@ -193,26 +195,48 @@ is_setup_fault(const char *const *keys, const char *const *values,
     return n_states > 0 && n_setup == n_states;
 }
 
+/* Whether one of a comma list of hosts or addresses is not this machine. */
+static bool
+has_remote(const char *list)
+{
+    for (const char *at = list; at && *at; at += strspn(at, ",")) {
+        size_t n = strcspn(at, ",");
+
+        if (*at != '/' && *at != '@' && strncmp(at, "127.", 4) != 0 &&
+            !(n == 3 && memcmp(at, "::1", 3) == 0) &&
+            !(n == 9 && memcmp(at, "localhost", 9) == 0))
+            return true;
+        at += n;
+    }
+    return false;
+}
+
 /* A password in conninfo would stand in every copy of the configuration, and
- * in `ps` when it comes from the command line. */
+ * in `ps` when it comes from the command line. `*remote`: it names another
+ * machine. */
 static enum ns_status
-check_conninfo(const char *conninfo, struct ns_error *err)
+check_conninfo(const char *conninfo, bool *remote, struct ns_error *err)
 {
     char *why = NULL, text[200];
     PQconninfoOption *words = PQconninfoParse(conninfo, &why);
     enum ns_status status = NS_OK;
 
+    *remote = false;
     if (!words) {
         first_line(why ? why : "out of memory", text, sizeof(text));
         status = ns_refuse(err, "postgres_setup", NULL,
                            "postgres.conninfo: %s", text);
     }
-    for (PQconninfoOption *word = words; word && word->keyword; word++)
+    for (PQconninfoOption *word = words; word && word->keyword; word++) {
         if (word->val && strcmp(word->keyword, "password") == 0)
             status = ns_refuse(err, "postgres_setup", NULL,
                                "postgres.conninfo holds a password: put it "
                                "into a file, and its name into "
                                "postgres.password_file");
+        if (strcmp(word->keyword, "host") == 0 ||
+            strcmp(word->keyword, "hostaddr") == 0)
+            *remote |= has_remote(word->val);
+    }
     PQconninfoFree(words);
     PQfreemem(why);
     return status;
@@ -225,8 +249,9 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
     char texts[3][24], password[PASSWORD_BYTES], why[200], state[6];
     const char *file = link->options.password_file;
     enum ns_status status;
+    bool remote;
 
-    status = check_conninfo(link->options.conninfo, err);
+    status = check_conninfo(link->options.conninfo, &remote, err);
     if (status != NS_OK)
         return status;
     if (file) {
@@ -234,7 +259,7 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
         if (status != NS_OK)
             return status;
     }
-    connect_words(link, file ? password : NULL, keys, values, texts);
+    connect_words(link, file ? password : NULL, remote, keys, values, texts);
     link->conn = PQconnectdbParams(keys, values, 1);
     if (!link->conn) {
         status = ns_fail(err, NS_FATAL, "out of memory for a connection");
@@ -253,7 +278,8 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
     return status;
 }
 
-/* A host that is not this machine gets neither jobs nor passwords in clear. */
+/* A host that is not this machine gets no jobs in clear, whatever conninfo, a
+ * service file or the environment made of sslmode. */
 static enum ns_status
 check_secrecy(struct ns_pg_link *link, struct ns_error *err)
 {

@@ -1877,6 +1877,25 @@ a_host_that_takes_the_call_and_says_nothing_is_passed_by(void **state)
 }
 
 static void
+another_host_is_talked_to_under_tls_or_not_at_all(void **state)
+{
+    struct ns_postgres_options options = { 0 };
+    struct ns_store *store = NULL;
+    struct ns_error err;
+    char info[512];
+
+    (void)state;
+    snprintf(info, sizeof(info), "host=elsewhere hostaddr=127.0.0.1 port=%d"
+             " user=nsd dbname=postgres", pg_server.port);
+    options.conninfo = info;
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err), NS_RETRY);
+    assert_non_null(strstr(err.text, "SSL"));
+    options.allow_plaintext = true;
+    assert_int_equal(ns_postgres_store_open(&options, &store, &err), NS_OK);
+    store->ops->close(store);
+}
+
+static void
 the_servers_name_is_checked_when_that_is_asked_for(void **state)
 {
     char info[512], command[1024];
@@ -2102,6 +2121,7 @@ main(void)
         TEST(what_a_person_must_mend_is_told_from_what_passes),
         TEST(a_password_comes_from_a_file_that_nobody_else_can_read),
         TEST(a_host_that_takes_the_call_and_says_nothing_is_passed_by),
+        TEST(another_host_is_talked_to_under_tls_or_not_at_all),
         TEST(the_servers_name_is_checked_when_that_is_asked_for),
         TEST(several_hosts_are_tried_until_one_can_be_written_to),
         TEST(a_session_that_turns_read_only_is_left),
