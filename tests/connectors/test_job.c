@@ -836,12 +836,83 @@ pictures_are_counted_and_their_wishes_checked(void **state)
     }
 }
 
+static void
+what_stands_beside_the_bytes_names_the_job(void **state)
+{
+    static const char bare[] =
+        "{\"body\":{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}}";
+    struct ns_message message = {
+        .kind = NS_MESSAGE_JOB, .bytes = bare, .length = strlen(bare),
+        .id = "outer", .batch = "night", .headers = "{\"a\":\"b\"}",
+        .trace_parent = "00-a-b-01",
+    };
+    const char *named = line_of("", "");
+    struct ns_job *job = NULL;
+    struct ns_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_OK);
+    assert_string_equal(job->id, "night/outer");
+    assert_string_equal(job->batch, "night");
+    assert_string_equal(job->headers, "{\"a\":\"b\"}");
+    assert_string_equal(job->trace_parent, "00-a-b-01");
+    ns_job_destroy(job);
+
+    message.bytes = named; /* what the body says wins */
+    message.length = strlen(named);
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_OK);
+    assert_int_equal(strncmp(job->id, "night/", 6), 0);
+    assert_string_not_equal(job->id, "night/outer");
+    ns_job_destroy(job);
+
+    message.batch = "a/b";
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    ns_job_destroy(job);
+    message.batch = "a\nb";
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "bad_id");
+    ns_job_destroy(job);
+    message.batch = NULL;
+    message.id = "a\nb"; /* of no use, and not the sender's answer */
+    message.bytes = bare;
+    message.length = strlen(bare);
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "missing_id");
+    assert_null(job->id);
+    ns_job_destroy(job);
+}
+
+static void
+no_bytes_cancel_the_job_of_the_key_where_that_is_meant(void **state)
+{
+    struct ns_message message = { .kind = NS_MESSAGE_JOB, .id = "night/7" };
+    struct ns_job *job = NULL;
+    struct ns_error err = { 0 };
+
+    (void)state;
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "tombstone");
+    assert_string_equal(job->id, "night/7");
+    ns_job_destroy(job);
+    message.cancels = true;
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "cancel");
+    assert_string_equal(job->id, "night/7");
+    ns_job_destroy(job);
+    message.id = NULL; /* whom? */
+    assert_int_equal(ns_job_parse(&message, &plain, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "tombstone");
+    ns_job_destroy(job);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             every_bad_job_is_refused_with_its_code_field_value_and_limit),
+        cmocka_unit_test(what_stands_beside_the_bytes_names_the_job),
+        cmocka_unit_test(no_bytes_cancel_the_job_of_the_key_where_that_is_meant),
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
         cmocka_unit_test(a_message_over_the_limit_is_refused_before_parsing),
         cmocka_unit_test(every_field_arrives),
