@@ -537,6 +537,28 @@ without_a_broker_or_a_database_it_waits_and_ends_at_once(void **state)
     stop_daemon(pid);
 }
 
+static void
+the_older_of_two_with_one_name_ends_to_be_started_again(void **state)
+{
+    pid_t older, newer;
+    FILE *file;
+
+    (void)state;
+    NEEDS_BROKER();
+    assert_int_equal(topic_admin(&broker, "twins", PARTITIONS), 0);
+    write_config("twins", broker.address, "");
+    file = fopen(in_folder("twins.conf"), "a"); /* ends in [kafka] */
+    assert_non_null(file);
+    fputs("group.instance.id = one\n", file);
+    assert_int_equal(fclose(file), 0);
+    older = start_daemon("twins", 0);
+    wait_until_says(in_folder("twins.0.err"), "daemon.ready");
+    newer = start_daemon("twins", 1);
+    assert_int_equal(wait_for(older, 30000), 75);
+    wait_until_says(in_folder("twins.1.err"), "daemon.ready");
+    stop_daemon(newer);
+}
+
 /* --- negative controls: a checker that can not fail is no test ---------- */
 
 enum { IN_HAND = 64, A_JOB_MS = 100 };
@@ -773,6 +795,7 @@ main(int argc, char **argv)
             killed_at_random_moments_no_message_is_lost_or_answered_twice),
         cmocka_unit_test(three_daemons_that_come_go_and_sleep_share_the_work),
         cmocka_unit_test(the_broker_and_the_database_crash_and_come_back),
+        cmocka_unit_test(the_older_of_two_with_one_name_ends_to_be_started_again),
         cmocka_unit_test(
             control_what_is_acknowledged_at_receipt_is_seen_to_be_lost),
         cmocka_unit_test(control_a_late_write_without_a_fence_is_seen),
