@@ -1,6 +1,6 @@
 #!/bin/sh
-# lint.sh - the checks that look at the whole tree: cppcheck, and a count of
-# lines that clang-format would move.
+# lint.sh - the checks that look at the whole tree: cppcheck, the manuals, and a
+# count of lines that clang-format would move.
 #
 #     scripts/lint.sh CACHE FOLDER...
 set -u
@@ -26,6 +26,12 @@ cppcheck -q -j "$(nproc)" --std=c11 -I. --inline-suppr --error-exitcode=1 \
     --suppress=invalidFunctionArg:kernels/cpu/head_body.h \
     --suppress=zerodiv:kernels/cpu/head_body.h \
     --cppcheck-build-dir="$cache" "$@" || exit 1
+
+# A line of a manual that begins with a dot is a macro, or it is lost.
+if command -v groff >/dev/null; then
+    said=$(find "$@" -name '*.[158]' -exec groff -man -Tutf8 -ww -z {} + 2>&1)
+    [ -z "$said" ] || { echo "$said"; exit 1; }
+fi
 
 # Layout is a matter of taste where it helps the reader, so this only counts.
 if command -v clang-format >/dev/null; then
