@@ -25,8 +25,9 @@ static const struct ns_kafka_setting for_source[] = {
      * positions are stored during a rebalance. A full rebalance costs a refetch
      * and no job, since running ones go on. */
     { "partition.assignment.strategy", "range" },
+    /* Of each partition, which has a queue of its own: its share of memory. */
     { "queued.min.messages",           "1000" },
-    { "queued.max.messages.kbytes",    "16384" },
+    { "queued.max.messages.kbytes",    "4096" },
 };
 
 static const struct ns_kafka_setting for_producer[] = {

@@ -790,6 +790,38 @@ what_retention_took_is_counted(void **state)
     ns_kafka_source_close(kafka);
 }
 
+static void
+a_backlog_is_read_at_full_speed_with_a_small_window(void **state)
+{
+    enum { N = 60000, PARTITIONS = 3 };
+    struct ns_kafka_source *kafka;
+    struct ns_message message;
+    char value[1000];
+    int64_t began, took;
+
+    (void)state;
+    NEEDS_BROKER();
+    make_topic("backlog", PARTITIONS);
+    memset(value, 'x', sizeof(value));
+    for (int i = 0; i < N; i++)
+        assert_true(produce(&broker, "backlog", i % PARTITIONS, NULL, value,
+                            sizeof(value), NULL));
+    assert_true(produce_flush(&broker));
+    kafka = open_consumer(&(struct consumer){ .topics = "backlog",
+                                              .window = 256 });
+    assert_true(next(kafka, &message, SOON_MS));
+    began = broker_now_ms();
+    acknowledge(kafka, message.position);
+    for (int i = 1; i < N; i++) {
+        assert_true(next(kafka, &message, SOON_MS));
+        acknowledge(kafka, message.position);
+    }
+    took = broker_now_ms() - began;
+    printf("# %d messages in %d ms\n", N, (int)took);
+    ns_kafka_source_close(kafka);
+    assert_in_range(took, 0, N / 5); /* 5,000 a second, on a busy machine */
+}
+
 /* --- settings ---------------------------------------------------------- */
 
 static void
@@ -1017,6 +1049,7 @@ main(int argc, char **argv)
         cmocka_unit_test(a_topic_that_is_missing_is_waited_for),
         cmocka_unit_test(a_topic_that_is_made_anew_is_read_from_its_beginning),
         cmocka_unit_test(a_partition_that_is_added_is_taken),
+        cmocka_unit_test(a_backlog_is_read_at_full_speed_with_a_small_window),
         cmocka_unit_test(what_retention_took_is_counted),
         cmocka_unit_test(closing_does_not_wait_for_a_broker_that_hangs),
         cmocka_unit_test(a_broker_that_is_killed_and_comes_back_goes_on),
