@@ -203,7 +203,7 @@ ns_engine_open(const struct ns_engine_options *options,
         .sliding_pages = engine->memory.sliding_pages,
         .n_slots = engine->options.max_sequences,
         .max_positions = engine->model->config.max_position,
-        .chunk = rows,
+        .chunk = ns_memory_chunk(engine->model, &engine->options),
         .plain = options->kv_plain,
         .no_sharing = options->no_prefix_sharing,
     };
@@ -430,8 +430,12 @@ check_lengths(const struct ns_engine *engine,
     const struct ns_config *config = &engine->model->config;
     uint32_t most = ns_engine_max_tokens(engine, request->n_prompt,
                                          request->mode, length);
-    uint32_t positions, full, sliding;
+    uint32_t positions, full, sliding, largest = 0;
     struct ns_kv_counts counts;
+
+    for (uint32_t i = 0; i < request->n_images; i++)
+        if (request->images[i].image->size.n_tokens > largest)
+            largest = request->images[i].image->size.n_tokens;
 
     if (request->n_prompt == 0)
         return ns_refuse(err, "empty_prompt", "messages",
@@ -452,7 +456,7 @@ check_lengths(const struct ns_engine *engine,
     positions = request->n_prompt + request->max_tokens + length;
     if (positions > config->max_position)
         positions = config->max_position;
-    if (!ns_kvcache_fits(engine->kv, positions, &full, &sliding)) {
+    if (!ns_kvcache_fits(engine->kv, positions, largest, &full, &sliding)) {
         counts = ns_kvcache_counts(engine->kv);
         return ns_refuse(err, "over_memory", "body.max_tokens",
                          "prompt and answer may take %u positions: %u pages "

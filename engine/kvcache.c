@@ -46,6 +46,8 @@ struct ns_kv_hold {
     uint32_t n_path;
     uint32_t *cut; /* [n_path + 1]: where a fork behind i pages is cut down to,
                     * so that no picture is shared in part */
+    uint32_t chunk; /* most positions that one pass adds: with a picture, all
+                     * of it */
     uint32_t slot; /* NONE: not admitted */
     uint32_t keep_from, keep_to; /* nodes it asked to keep */
     uint32_t settled;            /* positions */
@@ -551,6 +553,10 @@ ns_kvcache_declare(struct ns_kvcache *kv, const int32_t *ids, uint32_t n,
     if (!hold->path || !hold->cut)
         goto oom;
     find_cuts(hold, n_pages, whole, n_whole);
+    hold->chunk = kv->options.chunk;
+    for (uint32_t i = 0; i < n_whole; i++)
+        if (whole[i].end - whole[i].first > hold->chunk)
+            hold->chunk = whole[i].end - whole[i].first;
     for (uint32_t i = 0; i < n_pages; i++) {
         const int32_t *tokens = ids + (size_t)i * NS_PAGE;
         uint64_t hash = page_hash(parent, tokens);
@@ -646,9 +652,9 @@ adoptable(const struct ns_kvcache *kv, const struct ns_kv_hold *hold,
 }
 
 static uint32_t
-window_cap(const struct ns_kvcache *kv)
+window_cap(const struct ns_kvcache *kv, uint32_t chunk)
 {
-    return (kv->window - 1 + kv->options.chunk + NS_PAGE - 1) / NS_PAGE + 1;
+    return (kv->window - 1 + chunk + NS_PAGE - 1) / NS_PAGE + 1;
 }
 
 static uint32_t
@@ -672,7 +678,7 @@ ns_kvcache_admit(struct ns_kvcache *kv, struct ns_kv_hold *hold,
 
     hold->slot = kv->slots[--kv->n_slots_free];
     hold->cap[FULL] = (n_positions + NS_PAGE - 1) / NS_PAGE;
-    hold->cap[SLIDING] = smaller(hold->cap[FULL], window_cap(kv));
+    hold->cap[SLIDING] = smaller(hold->cap[FULL], window_cap(kv, hold->chunk));
     from = window_page(kv, n_adopted * NS_PAGE);
     for (uint32_t i = n_adopted; i-- > 0;) { /* the root is touched last */
         struct node *node = hold->path[i];
@@ -769,10 +775,14 @@ ns_kvcache_settle(struct ns_kvcache *kv, struct ns_kv_hold *hold, uint32_t n)
 
 bool
 ns_kvcache_fits(const struct ns_kvcache *kv, uint32_t n_positions,
-                uint32_t *full_needed, uint32_t *sliding_needed)
+                uint32_t largest_whole, uint32_t *full_needed,
+                uint32_t *sliding_needed)
 {
+    uint32_t chunk = kv->options.chunk > largest_whole ? kv->options.chunk
+                                                       : largest_whole;
+
     *full_needed = (n_positions + NS_PAGE - 1) / NS_PAGE;
-    *sliding_needed = smaller(*full_needed, window_cap(kv));
+    *sliding_needed = smaller(*full_needed, window_cap(kv, chunk));
     return *full_needed <= kv->pool[FULL].n_pages &&
            *sliding_needed <= kv->pool[SLIDING].n_pages;
 }

@@ -38,7 +38,8 @@ struct ns_kvcache_options {
     uint32_t full_pages, sliding_pages;
     uint32_t n_slots;      /* rows of the page tables: sequences at once */
     uint32_t max_positions; /* of one sequence */
-    uint32_t chunk;        /* most positions that one pass adds to one */
+    uint32_t chunk;        /* most positions that one pass adds to one, but for
+                            * what is whole and longer */
     bool plain;            /* full layers keep K and V, not V and a slice */
     bool no_sharing;
 };
@@ -103,10 +104,12 @@ bool ns_kvcache_extend(struct ns_kvcache *kv, struct ns_kv_hold *hold,
 void ns_kvcache_settle(struct ns_kvcache *kv, struct ns_kv_hold *hold,
                        uint32_t n);
 
-/* Whether a hold over n positions alone would fit the empty pools; the numbers
- * are for the refusal. */
+/* Whether a hold over n positions alone, with pictures of up to
+ * `largest_whole`, would fit the empty pools; the numbers are for the refusal.
+ */
 bool ns_kvcache_fits(const struct ns_kvcache *kv, uint32_t n_positions,
-                     uint32_t *full_needed, uint32_t *sliding_needed);
+                     uint32_t largest_whole, uint32_t *full_needed,
+                     uint32_t *sliding_needed);
 
 struct ns_kv_counts {
     uint32_t full_free, sliding_free;   /* idle pages of the tree counted */

@@ -45,14 +45,23 @@ ns_memory_defaults(const struct ns_model *model,
 }
 
 uint32_t
+ns_memory_chunk(const struct ns_model *model,
+                const struct ns_engine_options *options)
+{
+    uint32_t length = model->config.canvas_length;
+
+    return options->pass_tokens > length ? options->pass_tokens : length;
+}
+
+uint32_t
 ns_memory_rows(const struct ns_model *model,
                const struct ns_engine_options *options)
 {
-    uint32_t rows = model->config.canvas_length;
+    uint32_t rows = ns_memory_chunk(model, options);
 
-    if (ns_model_sees(model) && rows < NS_IMAGE_MAX_TOKENS)
-        rows = NS_IMAGE_MAX_TOKENS; /* a picture goes into one pass whole */
-    return options->pass_tokens > rows ? options->pass_tokens : rows;
+    /* A picture goes into one pass whole. */
+    return ns_model_sees(model) && rows < NS_IMAGE_MAX_TOKENS
+               ? NS_IMAGE_MAX_TOKENS : rows;
 }
 
 static uint64_t
@@ -73,7 +82,8 @@ ns_memory_plan(const struct ns_model *model,
     uint32_t rotated = (uint32_t)((double)config->partial_rotary *
                                   (double)full_dim / 2);
     uint64_t context = (config->max_position + NS_PAGE - 1) / NS_PAGE;
-    uint64_t window = (config->sliding_window - 1 + rows + NS_PAGE - 1) /
+    uint64_t window = (config->sliding_window - 1 +
+                       ns_memory_chunk(model, options) + NS_PAGE - 1) /
                           NS_PAGE + 1;
     struct ns_memory_plan plan = { .weight_bytes = model->weight_bytes };
     uint64_t fixed, kv, wanted;

@@ -18,6 +18,10 @@ enum ns_status ns_memory_plan(const struct ns_model *model,
                               struct ns_memory_plan *out,
                               struct ns_error *err);
 
+/* Rows that one pass adds to a sequence, but for a longer picture's. */
+uint32_t ns_memory_chunk(const struct ns_model *model,
+                         const struct ns_engine_options *options);
+
 /* Rows of the largest pass. */
 uint32_t ns_memory_rows(const struct ns_model *model,
                         const struct ns_engine_options *options);
