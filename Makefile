@@ -11,7 +11,7 @@ WARN    := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wvla \
            -Wpointer-arith -Wwrite-strings -Wdouble-promotion -Wimplicit-fallthrough -Wno-format-truncation \
            $(if $(CI),-Werror)
 CFLAGS  ?= -O2 -g
-PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd rdkafka libpq libjpeg libpng libwebp libseccomp
+PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd rdkafka libpq libjpeg libpng libwebp libseccomp libmicrohttpd
 prefix  ?= /usr/local
 CASES   ?= tests/cases
 FUZZ_S  ?= 60
@@ -75,6 +75,7 @@ $B/%.o: %.c $B/flags
 	$Q$(CC) $(ALL_CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
 $B/connectors/postgres_schema.o: connectors/schema.sql
+$B/daemon/http_page.o: daemon/http_page.html
 
 # Rebuild everything when the flags change, and only then.
 $B/flags: FORCE

@@ -155,12 +155,11 @@ static const struct option options_table[] = {
       NULL, 0, "threads that turn jobs into requests" },
     { "daemon.log_level", CHOICE, AT(daemon.log_level), "info", 0, 0,
       "error|warning|info|debug", RELOAD, "what is logged" },
+
+    { "http.listen", TEXT, AT(http.listen), NULL, 0, 0, NULL, 0,
+      "host:port of metrics, health and status page; unset: none" },
 };
 /* clang-format on */
-
-/* Sections of parts that are still to come. A key in one of them is refused
- * with that sentence: a setting is never ignored. */
-static const char *const later[] = { "http" };
 
 static const size_t n_options =
     sizeof(options_table) / sizeof(options_table[0]);
@@ -368,19 +367,6 @@ set_option(struct ns_options *options, const struct option *option,
     return NS_OK;
 }
 
-static enum ns_status
-unknown_key(const char *key, struct ns_error *err)
-{
-    size_t n = strcspn(key, ".");
-
-    for (size_t i = 0; i < sizeof(later) / sizeof(later[0]); i++)
-        if (strlen(later[i]) == n && memcmp(later[i], key, n) == 0)
-            return ns_fail(err, NS_REJECT,
-                           "%.80s: this build has no part for [%s]", key,
-                           later[i]);
-    return ns_fail(err, NS_REJECT, "unknown key %.80s", key);
-}
-
 enum ns_status
 ns_options_set(struct ns_options *options, const char *key, const char *value,
                struct ns_error *err)
@@ -388,7 +374,7 @@ ns_options_set(struct ns_options *options, const char *key, const char *value,
     const struct option *option = find_option(key);
 
     if (!option)
-        return unknown_key(key, err);
+        return ns_fail(err, NS_REJECT, "unknown key %.80s", key);
     return set_option(options, option, value, err);
 }
 
@@ -514,7 +500,8 @@ take_pair(void *user, const char *section, const char *name, const char *value)
     snprintf(key, sizeof(key), "%s.%s", section, name);
     option = find_option(key);
     if (!option)
-        parse->status = unknown_key(*section ? key : name, parse->err);
+        parse->status = ns_fail(parse->err, NS_REJECT, "unknown key %.80s",
+                                *section ? key : name);
     else if (parse->seen[option - options_table])
         parse->status = ns_fail(parse->err, NS_REJECT, "%s is set twice", key);
     else

@@ -77,6 +77,9 @@ struct ns_options {
     struct {
         const char *roots; /* comma list; NULL: no files */
     } images;
+    struct {
+        const char *listen; /* host:port; NULL: no web server */
+    } http;
     const struct ns_setting *kafka;
     size_t n_kafka;
 

@@ -126,6 +126,7 @@ ask(struct deliver *deliver, enum operation operation, void *items, size_t n)
         atomic_store(&pipeline->store_since_ms, ns_now_ms());
         status = ask_once(deliver, operation, items, n, &err);
         atomic_store(&pipeline->store_since_ms, 0);
+        atomic_store(&pipeline->metrics->store_away, status == NS_RETRY);
         if (status == NS_OK && n_tries > 0)
             ns_log_info("store.back", "store=%s tries=%u",
                         deliver->store->ops->name, n_tries);
@@ -158,12 +159,15 @@ works_for(struct deliver *deliver, enum ns_job_action action,
  * looks at its works for the last time when it advances them. */
 
 static void
-count_fenced(struct deliver *deliver, const struct ns_checkpoint *items,
+count_checkpoints(struct deliver *deliver, const struct ns_checkpoint *items,
              size_t n)
 {
+    struct ns_metrics *metrics = deliver->pipeline->metrics;
+
     for (size_t i = 0; i < n; i++)
-        if (items[i].outcome == NS_STORE_FENCED)
-            atomic_fetch_add(&deliver->pipeline->counts.fenced, 1);
+        atomic_fetch_add(items[i].outcome == NS_STORE_FENCED
+                             ? &metrics->fenced
+                             : &metrics->checkpoints, 1);
 }
 
 static void
@@ -189,13 +193,13 @@ checkpoint(struct deliver *deliver)
             };
             tokens += blocks->length[b];
             if (n == BATCH && ask(deliver, CHECKPOINT, items, n))
-                count_fenced(deliver, items, n);
+                count_checkpoints(deliver, items, n);
             if (n == BATCH)
                 n = 0;
         }
     }
     if (ask(deliver, CHECKPOINT, items, n))
-        count_fenced(deliver, items, n);
+        count_checkpoints(deliver, items, n);
     for (size_t at = 0; at < deliver->n; at++)
         if (deliver->batch[at]->action == NS_DO_CHECKPOINT)
             ns_blocks_destroy((struct ns_blocks *)deliver->batch[at]);
@@ -218,13 +222,12 @@ finish(struct deliver *deliver, struct ns_work *const *works, size_t n)
         if (!answered) {
             ns_work_advance(pipeline, works[i], NS_ON_LOST);
         } else if (items[i].outcome == NS_STORE_FENCED) {
-            atomic_fetch_add(&pipeline->counts.fenced, 1);
+            atomic_fetch_add(&pipeline->metrics->fenced, 1);
             atomic_store(&works[i]->fenced, true);
             ns_work_advance(pipeline, works[i], NS_ON_FENCED);
         } else {
-            atomic_fetch_add(works[i]->result.status == NS_RESULT_OK
-                                 ? &pipeline->counts.ok
-                                 : &pipeline->counts.failed, 1);
+            ns_metrics_ended(pipeline->metrics, works[i]->result.status,
+                             works[i]->result.error.code);
             ns_work_advance(pipeline, works[i], NS_ON_STORED);
         }
     }
@@ -245,7 +248,8 @@ refuse(struct deliver *deliver, struct ns_work *const *works, size_t n)
     answered = ask(deliver, REFUSE, items, n);
     for (size_t i = 0; i < n; i++) {
         if (answered)
-            atomic_fetch_add(&pipeline->counts.failed, 1);
+            ns_metrics_ended(pipeline->metrics, NS_RESULT_DEAD,
+                             items[i].error.code);
         ns_work_advance(pipeline, works[i],
                         answered ? NS_ON_STORED : NS_ON_LOST);
     }
@@ -279,7 +283,7 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
         if (own) {
             char id[256];
 
-            atomic_fetch_add(&pipeline->counts.troubles, 1);
+            atomic_fetch_add(&pipeline->metrics->retries, 1);
             ns_log_warn("job.retry", "job=%s code=%s delay_ms=%lld error=\"%s\"",
                         ns_log_escape(work->job->id, strlen(work->job->id), id,
                                       sizeof(id)),
@@ -351,7 +355,7 @@ claimed(struct deliver *deliver, struct ns_work *work)
         ns_work_advance(pipeline, work, NS_ON_CLAIM_WAIT);
         return;
     case NS_CLAIM_FINAL:
-        atomic_fetch_add(&pipeline->counts.duplicates, 1);
+        atomic_fetch_add(&pipeline->metrics->duplicates, 1);
         ns_work_advance(pipeline, work, NS_ON_CLAIM_FINAL);
         return;
     case NS_CLAIM_CONFLICT:

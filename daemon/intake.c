@@ -97,6 +97,7 @@ poll_failed(struct ns_pipeline *pipeline, enum ns_status status,
          i < pipeline->n_poll_failures && delay < POLL_BACKOFF_CAP_MS; i++)
         delay *= 2;
     pipeline->n_poll_failures++;
+    atomic_store(&pipeline->metrics->source_away, 1);
     pipeline->poll_at_ms = ns_now_ms() + delay;
 }
 
@@ -115,6 +116,7 @@ poll_source(struct ns_pipeline *pipeline)
             return;
         }
         pipeline->n_poll_failures = 0;
+        atomic_store(&pipeline->metrics->source_away, 0);
         if (message.kind == NS_MESSAGE_END) {
             pipeline->ended = true;
             return;
@@ -136,8 +138,8 @@ poll_source(struct ns_pipeline *pipeline)
         }
         pipeline->n_flying++;
         pipeline->bytes_flying += work->length;
-        atomic_fetch_add(&pipeline->counts.received, 1);
-        atomic_store(&pipeline->counts.in_flight, pipeline->n_flying);
+        atomic_fetch_add(&pipeline->metrics->received, 1);
+        atomic_store(&pipeline->metrics->in_flight, pipeline->n_flying);
         work->errand.action = NS_DO_PREPARE;
         ns_queue_push(pipeline->to_pool, work);
     }
@@ -148,7 +150,7 @@ end(struct ns_pipeline *pipeline, struct ns_work *work)
 {
     pipeline->n_flying--;
     pipeline->bytes_flying -= work->length;
-    atomic_store(&pipeline->counts.in_flight, pipeline->n_flying);
+    atomic_store(&pipeline->metrics->in_flight, pipeline->n_flying);
     ns_work_destroy(work);
 }
 

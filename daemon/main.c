@@ -19,6 +19,8 @@
 #include "base/version.h"
 #include "daemon/arguments.h"
 #include "daemon/ends.h"
+#include "daemon/http.h"
+#include "daemon/metrics.h"
 #include "daemon/notify.h"
 #include "daemon/setup.h"
 #include "daemon/signals.h"
@@ -35,7 +37,12 @@ static const char usage[] =
     "      --check-config   say what is wrong with it, and exit\n"
     "      --version\n";
 
-enum { STATUS_EVERY_MS = 5000, EXTEND_MS = 15000, WAIT_MS = 1000 };
+enum {
+    STATUS_EVERY_MS = 5000,
+    EXTEND_MS = 15000,
+    WAIT_MS = 1000,
+    PUBLISH_MS = 250,
+};
 
 struct nightshiftd {
     struct ns_arguments arguments;
@@ -47,6 +54,9 @@ struct nightshiftd {
     struct ns_pipeline *pipeline;
     struct ns_notify notify;
     struct ns_decoder *decoder;
+    struct ns_metrics metrics;
+    struct ns_http *http; /* NULL: not asked for */
+    int64_t publish_at_ms;
     char **model_names;
     char model[PATH_MAX], model_name[256];
     int64_t status_at_ms, extend_at_ms;
@@ -116,6 +126,68 @@ read_arguments(struct nightshiftd *d, int argc, char **argv)
     return -1;
 }
 
+/* From here on, since loading a model takes minutes in which someone asks. */
+static enum ns_status
+open_http(struct nightshiftd *d, struct ns_error *err)
+{
+    struct ns_http_options options = { .listen = d->options->http.listen,
+                                       .metrics = &d->metrics,
+                                       .version = NS_VERSION };
+    enum ns_status status;
+
+    if (!options.listen)
+        return NS_OK;
+    status = ns_http_open(&options, &d->http, err);
+    if (status != NS_OK)
+        return status;
+    if (ns_http_is_local(d->http))
+        ns_log_info("http.listening", "listen=\"%s\" port=%u", options.listen,
+                    ns_http_port(d->http));
+    else
+        ns_log_warn("http.listening", "listen=\"%s\" port=%u others_can_read=1",
+                    options.listen, ns_http_port(d->http));
+    return NS_OK;
+}
+
+/* Before there is a pipeline its phase is said, and that nothing hangs. */
+static void
+publish(struct nightshiftd *d, enum ns_http_phase phase)
+{
+    struct ns_http_state state = {
+        .phase = phase,
+        .healthy = !d->pipeline || ns_pipeline_healthy(d->pipeline),
+        .model = d->model_name,
+        .model_revision = ns_engine_model(d->engine)->revision,
+    };
+    struct ns_kafka_state kafka;
+
+    if (!d->http)
+        return;
+    if (d->ends.kafka) {
+        kafka = ns_kafka_source_state(d->ends.kafka);
+        state.has_kafka = true;
+        state.kafka_lag = kafka.lag;
+        state.kafka_gap = kafka.gap;
+        state.kafka_rebalances = kafka.rebalances;
+        state.kafka_partitions = kafka.n_partitions;
+    }
+    ns_http_publish(d->http, &state);
+}
+
+static enum ns_http_phase
+phase(struct nightshiftd *d, int64_t grace_ms)
+{
+    const char *why;
+
+    if (grace_ms >= 0)
+        return NS_HTTP_DRAINING;
+    if (!ns_ends_ready(&d->ends, &why) ||
+        atomic_load(&d->metrics.source_away) ||
+        atomic_load(&d->metrics.store_away))
+        return NS_HTTP_WAITING;
+    return NS_HTTP_WORKING;
+}
+
 static enum ns_status
 open_engine(struct nightshiftd *d, struct ns_error *err)
 {
@@ -150,6 +222,7 @@ open_ends(struct nightshiftd *d, struct ns_error *err)
         ns_notify_extend(EXTEND_MS);
         ns_notify_status("waiting: %s", err->text);
         ns_notify_watchdog(&d->notify, (uint64_t)ns_now_ms(), true);
+        publish(d, NS_HTTP_WAITING);
         ns_signals_wait(-1, WAIT_MS);
         if (ns_signals_take() & NS_SIGNAL_STOP)
             return ns_fail(err, NS_STOP, "told to end");
@@ -170,6 +243,7 @@ start(struct nightshiftd *d, struct ns_error *err)
                  .id_from_position = d->ends.spool != NULL },
         .model_name = d->model_name,
         .keep_payloads = d->ends.keep_payloads,
+        .metrics = &d->metrics,
         .window = options->intake.window,
         .max_claims = 2 * options->engine.max_sequences,
         .window_bytes = options->intake.window_bytes,
@@ -282,6 +356,10 @@ report(struct nightshiftd *d, int64_t now_ms, int64_t grace_ms)
     }
     if (!d->ready && grace_ms < 0)
         report_ready(d, now_ms);
+    if (now_ms >= d->publish_at_ms) {
+        publish(d, phase(d, grace_ms));
+        d->publish_at_ms = now_ms + PUBLISH_MS;
+    }
     if (now_ms < d->status_at_ms || !d->ready)
         return;
     d->status_at_ms = now_ms + STATUS_EVERY_MS;
@@ -313,7 +391,7 @@ loop(struct nightshiftd *d)
                         d->options->daemon.drain_ms);
             ns_notify_stopping();
             ns_pipeline_stop(d->pipeline, (int64_t)d->options->daemon.drain_ms);
-            d->status_at_ms = 0;
+            d->status_at_ms = d->publish_at_ms = 0;
         } else if (signals & NS_SIGNAL_RELOAD) {
             reload(d);
         }
@@ -337,9 +415,11 @@ work(struct nightshiftd *d)
 
     umask(0027); /* results are read by the spool's group, by nobody else */
     ns_notify_init(&d->notify);
-    if (open_engine(d, &err) != NS_OK ||
+    ns_metrics_init(&d->metrics);
+    if (open_http(d, &err) != NS_OK || open_engine(d, &err) != NS_OK ||
         ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK)
         return complain(&err, NS_EXIT_CONFIG);
+    publish(d, NS_HTTP_OPENING);
     if (open_ends(d, &err) == NS_STOP)
         return NS_EXIT_OK;
     if (!d->ends.source || start(d, &err) != NS_OK)
@@ -390,6 +470,7 @@ main(int argc, char **argv)
         ns_setup_log(d->options);
         status = work(d);
     }
+    ns_http_close(d->http);
     ns_pipeline_destroy(d->pipeline);
     ns_ends_close(&d->ends);
     ns_engine_close(d->engine);

@@ -208,16 +208,14 @@ ns_pipeline_healthy(struct ns_pipeline *pipeline)
 struct ns_pipeline_counts
 ns_pipeline_counts(const struct ns_pipeline *pipeline)
 {
-    struct ns_pipeline_counts out;
+    const struct ns_metrics *metrics = pipeline->metrics;
+    struct ns_pipeline_counts out = { 0 };
 
-#define COPY(name) out.name = atomic_load(&pipeline->counts.name)
+#define COPY(name) out.name = atomic_load(&metrics->name)
     COPY(received);
     COPY(in_flight);
-    COPY(ok);
-    COPY(failed);
     COPY(duplicates);
     COPY(fenced);
-    COPY(troubles);
     COPY(passes);
     COPY(prefill_rows);
     COPY(new_tokens);
@@ -227,7 +225,11 @@ ns_pipeline_counts(const struct ns_pipeline *pipeline)
     COPY(job_passes);
     COPY(prompt_tokens);
 #undef COPY
-    out.pass_ms = atomic_load(&pipeline->counts.pass_ns) / 1000000;
+    out.ok = atomic_load(&metrics->ended[NS_RESULT_OK]);
+    for (int i = NS_RESULT_OK + 1; i < NS_METRICS_STATUSES; i++)
+        out.failed += atomic_load(&metrics->ended[i]);
+    out.troubles = atomic_load(&metrics->retries);
+    out.pass_ms = atomic_load(&metrics->pass_s.sum_micro) / 1000;
     return out;
 }
 
@@ -267,6 +269,9 @@ ns_pipeline_create(const struct ns_pipeline_options *options,
         return ns_fail(err, NS_FATAL, "out of memory for the pipeline");
     pipeline->options = *options;
     pipeline->tuning = options->tuning;
+    pipeline->metrics =
+        options->metrics ? options->metrics : &pipeline->own_metrics;
+    atomic_store(&pipeline->metrics->window, window);
     pipeline->jitter = (uint64_t)ns_unix_now_ms() ^ (uint64_t)getpid() << 32;
     atomic_store(&pipeline->stop_ms, INT64_MAX);
     pthread_mutex_init(&pipeline->lock, NULL);

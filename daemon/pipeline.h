@@ -30,6 +30,8 @@
 #include "daemon/pictures.h"
 #include "engine/engine.h"
 
+struct ns_metrics;
+
 struct ns_pipeline_tuning { /* what a reload may change */
     enum ns_job_mode mode;  /* of jobs that name none */
     uint64_t seed;          /* with the job id: the seed of jobs without one */
@@ -49,6 +51,7 @@ struct ns_pipeline_options {
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
     bool keep_payloads;        /* the store keeps what it refuses */
+    struct ns_metrics *metrics; /* borrowed; NULL: counted for us alone */
     uint32_t window;           /* jobs in flight */
     uint32_t max_claims;       /* of them begun: what the engine can soon take */
     uint64_t window_bytes;     /* of input in them */

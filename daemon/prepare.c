@@ -259,7 +259,7 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     if (event == NS_ON_TROUBLE && !work->error.code)
         work->error.code = "out_of_memory";
     if (event == NS_ON_PREPARED)
-        atomic_fetch_add(&pipeline->counts.prompt_tokens, work->prompt.n);
+        atomic_fetch_add(&pipeline->metrics->prompt_tokens, work->prompt.n);
     ns_work_advance(pipeline, work, event);
 }
 

@@ -223,10 +223,9 @@ keep_cost(struct schedule *schedule, struct ns_work *work,
     result->resumed_across = work->claim.resumed_across;
     /* The block that ends an answer need not have been told of before. */
     if (work->request.mode != NS_MODE_AR && usage->blocks > work->n_blocks)
-        atomic_fetch_add(&pipeline->counts.canvas_blocks,
+        atomic_fetch_add(&pipeline->metrics->canvas_blocks,
                          usage->blocks - work->n_blocks);
-    atomic_fetch_add(&pipeline->counts.job_tokens, usage->new_tokens);
-    atomic_fetch_add(&pipeline->counts.job_passes, usage->passes);
+    ns_metrics_job(pipeline->metrics, result, usage->new_tokens);
 }
 
 static void
@@ -309,7 +308,7 @@ block(struct schedule *schedule, struct ns_work *work,
     struct ns_error err;
 
     if (work->request.mode != NS_MODE_AR)
-        atomic_fetch_add(&pipeline->counts.canvas_blocks, 1);
+        atomic_fetch_add(&pipeline->metrics->canvas_blocks, 1);
     work->n_blocks++;
     ns_work_advance(pipeline, work, NS_ON_BLOCK);
     if (!work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
@@ -456,6 +455,7 @@ pass(struct schedule *schedule)
 {
     struct ns_pipeline *pipeline = schedule->pipeline;
     struct ns_pass_report report = { 0 };
+    struct ns_engine_load load;
     struct ns_error err = { 0 };
     enum ns_status status;
     int64_t took_ms, since_ms = ns_now_ms();
@@ -473,11 +473,9 @@ pass(struct schedule *schedule)
         schedule->broken = true;
         return;
     }
-    atomic_fetch_add(&pipeline->counts.passes, report.n_rows > 0);
-    atomic_fetch_add(&pipeline->counts.pass_ns, report.ns);
-    atomic_fetch_add(&pipeline->counts.prefill_rows, report.prefill_rows);
-    atomic_fetch_add(&pipeline->counts.new_tokens, report.new_tokens);
-    atomic_fetch_add(&pipeline->counts.canvas_steps, report.n_canvases);
+    load = ns_engine_load(schedule->engine);
+    ns_metrics_pass(pipeline->metrics, &report, &load,
+                    ns_engine_memory(schedule->engine));
     collect(schedule);
     if (report.n_rows == 0 && schedule->running) {
         /* The planner promises to have something for whoever is admitted. */
@@ -488,13 +486,29 @@ pass(struct schedule *schedule)
     }
 }
 
+static void
+tell_load(struct schedule *schedule)
+{
+    struct ns_metrics *metrics = schedule->pipeline->metrics;
+    uint64_t n_pending = 0;
+
+    for (struct ns_work *work = schedule->pending; work; work = work->next)
+        n_pending++;
+    atomic_store(&metrics->waiting, n_pending);
+    atomic_store(&metrics->running, schedule->n_running);
+}
+
 void *
 ns_schedule_thread(void *data)
 {
     struct ns_pipeline *pipeline = data;
     struct schedule schedule = { .pipeline = pipeline,
                                  .engine = pipeline->options.engine };
+    struct ns_engine_load load = ns_engine_load(schedule.engine);
 
+    /* A report of nothing: the size of the pools is known before a pass. */
+    ns_metrics_pass(pipeline->metrics, &(struct ns_pass_report){ 0 }, &load,
+                    ns_engine_memory(schedule.engine));
     for (;;) {
         take_in(&schedule);
         if (!schedule.pending && !schedule.running)
@@ -502,7 +516,9 @@ ns_schedule_thread(void *data)
         let_go(&schedule);
         if (!schedule.broken)
             feed(&schedule);
+        tell_load(&schedule);
         if (schedule.running && !schedule.broken)
             pass(&schedule);
+        tell_load(&schedule);
     }
 }

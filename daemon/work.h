@@ -17,6 +17,7 @@
 
 #include "base/buf.h"
 #include "daemon/jobstate.h"
+#include "daemon/metrics.h"
 #include "daemon/pictures.h"
 #include "daemon/pipeline.h"
 #include "daemon/queue.h"
@@ -102,12 +103,8 @@ struct ns_pipeline {
     uint32_t n_poll_failures;
     uint64_t jitter;
 
-    struct {
-        _Atomic uint64_t received, in_flight, ok, failed, duplicates, fenced;
-        _Atomic uint64_t troubles, passes, pass_ns, prefill_rows, new_tokens;
-        _Atomic uint64_t canvas_steps, canvas_blocks, job_tokens, job_passes;
-        _Atomic uint64_t prompt_tokens;
-    } counts;
+    struct ns_metrics *metrics;    /* the caller's, or own_metrics */
+    struct ns_metrics own_metrics;
 };
 
 enum {

@@ -1160,6 +1160,7 @@ ns_engine_load(const struct ns_engine *engine)
     struct ns_engine_load load = {
         .running = engine->running.n,
         .waiting = engine->waiting.n,
+        .pass_tokens = engine->options.pass_tokens,
         .full_pages_free = counts.full_free,
         .sliding_pages_free = counts.sliding_free,
         .put_back = engine->n_put_back,

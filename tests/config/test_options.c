@@ -110,7 +110,8 @@ errors_name_file_line_and_limit(void **state)
     refused("[engine]\ncompact_kv = maybe\n", "is not yes or no");
     refused("[engine\nmodel = a\n", "x.conf:1: neither [section]");
     refused("[engine]\nmodel\n", "x.conf:2: neither [section]");
-    refused("[http]\nlisten = a\n", "this build has no part for [http]");
+    refused("[http]\nlisten = a\nport = 1\n",
+            "x.conf:3: unknown key http.port");
     memset(line, 'x', sizeof(line));
     memcpy(line, "[engine]\nmodel=", 15);
     line[sizeof(line) - 1] = '\0';

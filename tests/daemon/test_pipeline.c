@@ -70,6 +70,23 @@ ns_engine_revision(const struct ns_engine *engine)
     return revision;
 }
 
+struct ns_engine_load
+ns_engine_load(const struct ns_engine *engine)
+{
+    (void)engine;
+    return (struct ns_engine_load){ .pass_tokens = MAX_RUNNING,
+                                    .full_pages_free = 3 };
+}
+
+const struct ns_memory_plan *
+ns_engine_memory(const struct ns_engine *engine)
+{
+    static const struct ns_memory_plan memory = { .full_pages = 10 };
+
+    (void)engine;
+    return &memory;
+}
+
 enum ns_status
 ns_engine_resolve_mode(const struct ns_engine *engine, enum ns_mode asked,
                        bool code, bool thinking, enum ns_mode *out,
