@@ -720,6 +720,7 @@ pairs_that_can_not_keep_the_promise_are_refused(void **state)
     };
 
     (void)state;
+    NEEDS_BROKER();
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         const char *const argv[] = { "nightshiftd", "--config",
                                      in_folder("bad.conf"), "--check-config",
