@@ -31,6 +31,7 @@ enum { INPUT_LIMIT = 64 << 20, ID_LIMIT = 64 << 20 };
 struct tokenize {
     bool decode, chat, text, thinking, count;
     struct ns_tokenizer *tokenizer;
+    bool empty_thought; /* the model's dialect */
 };
 
 /* The arguments with a space between, or all of standard input. */
@@ -130,13 +131,14 @@ chat(const struct tokenize *t, const struct ns_buf *text,
      struct ns_error *err)
 {
     const struct ns_prompt_options options = { .thinking = t->thinking,
-                                               .generation_prompt = true };
+                                               .generation_prompt = true,
+                                               .empty_thought =
+                                                   t->empty_thought };
     struct ns_prompt prompt = { 0 };
     struct ns_ids ids = { .limit = ID_LIMIT };
-    const json_t *messages;
     enum ns_status status;
     json_error_t where;
-    json_t *root;
+    json_t *root, *messages;
 
     root = json_loadb(text->data ? text->data : "", text->length,
                       JSON_REJECT_DUPLICATES, &where);
@@ -144,8 +146,10 @@ chat(const struct tokenize *t, const struct ns_buf *text,
         return ns_fail(err, NS_REJECT, "line %d, column %d: %s", where.line,
                        where.column, where.text);
     messages = json_is_object(root) ? json_object_get(root, "messages") : root;
-    status = ns_prompt_render(messages, json_object_get(root, "tools"),
-                              &options, INPUT_LIMIT, &prompt, err);
+    status = ns_prompt_open_arguments(messages, err); /* as a job's are */
+    if (status == NS_OK)
+        status = ns_prompt_render(messages, json_object_get(root, "tools"),
+                                  &options, INPUT_LIMIT, &prompt, err);
     if (status == NS_OK && t->text) {
         fwrite(prompt.text.data, 1, prompt.text.length, stdout);
         printf("\n");
@@ -172,6 +176,7 @@ tokenize(struct tokenize *t, const struct ns_options *options, int argc,
     if (status != NS_OK)
         return status;
     snprintf(path, sizeof(path), "%s/tokenizer.json", directory);
+    t->empty_thought = ns_prompt_wants_empty_thought(directory);
     status = ns_tokenizer_open(path, &t->tokenizer, err);
     if (status != NS_OK)
         return status;
@@ -181,7 +186,7 @@ tokenize(struct tokenize *t, const struct ns_options *options, int argc,
         status = t->decode ? decode(t, text.data ? text.data : "", err)
                  : t->chat ? chat(t, &text, err)
                            : encode(t, &text, err);
-    if (status == NS_REJECT && !err->code)
+    if (status == NS_REJECT) /* whatever it is called in a job */
         err->code = "unreadable_input";
     ns_buf_fini(&text);
     return status;

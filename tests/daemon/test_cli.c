@@ -394,6 +394,15 @@ tokenize_goes_there_and_back(void **state)
     assert_int_equal(RUN("tokenize", "-m", program_model, "--chat", "--text",
                          "[{\"role\":\"user\",\"content\":\"hi\"}]"), 0);
     assert_true(file_says(in_folder("stdout"), "<|turn>user\nhi<turn|>"));
+    assert_int_equal(RUN("tokenize", "-m", program_model, "\xff"), 65);
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--chat",
+                         "[{\"role\":\"cook\",\"content\":\"x\"}]"), 65);
+    /* What a job sends as text is an object to the template. */
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--chat", "--text",
+                         "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":"
+                         "\"assistant\",\"tool_calls\":[{\"function\":{\"name\":"
+                         "\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]}]"), 0);
+    assert_true(file_says(in_folder("stdout"), "call:f{a:1}"));
     assert_int_equal(RUN("tokenize", "-m", program_model, "--decode", "9999"),
                      65);
 }
