@@ -311,6 +311,7 @@ report_ready(struct nightshiftd *d, int64_t now_ms)
 
     if (ns_ends_ready(&d->ends, &why)) {
         d->ready = true;
+        publish(d, phase(d, -1)); /* before others hear of it */
         ns_log_info("daemon.ready", "version=%s model=%s model_rev=%.12s "
                     "engine_rev=\"%s\" %s=\"%s\"", NS_VERSION, d->model_name,
                     ns_engine_model(d->engine)->revision,
