@@ -409,11 +409,15 @@ claim_waiting(struct deliver *deliver)
         batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
-        for (n = 0; n < batch && (work = deliver->waiting) != NULL; n++) {
+        for (n = 0; n < batch && (work = deliver->waiting) != NULL;) {
             deliver->waiting = work->next;
-            works[n] = work;
+            if (atomic_load(&work->moved))
+                ns_work_advance(pipeline, work, NS_ON_STOP);
+            else
+                works[n++] = work;
         }
-        claim(deliver, works, n);
+        if (n > 0)
+            claim(deliver, works, n);
     }
 }
 

@@ -102,6 +102,17 @@ poll_failed(struct ns_pipeline *pipeline, enum ns_status status,
 }
 
 static void
+begin(struct ns_pipeline *pipeline, struct ns_work *work)
+{
+    work->next_flying = pipeline->flying;
+    if (pipeline->flying)
+        pipeline->flying->previous_flying = work;
+    pipeline->flying = work;
+    pipeline->n_flying++;
+    pipeline->bytes_flying += work->length;
+}
+
+static void
 poll_source(struct ns_pipeline *pipeline)
 {
     struct ns_message message = { 0 };
@@ -136,8 +147,7 @@ poll_source(struct ns_pipeline *pipeline)
             ns_pipeline_fail(pipeline, &err);
             return;
         }
-        pipeline->n_flying++;
-        pipeline->bytes_flying += work->length;
+        begin(pipeline, work);
         atomic_fetch_add(&pipeline->metrics->received, 1);
         atomic_store(&pipeline->metrics->in_flight, pipeline->n_flying);
         work->errand.action = NS_DO_PREPARE;
@@ -148,6 +158,12 @@ poll_source(struct ns_pipeline *pipeline)
 static void
 end(struct ns_pipeline *pipeline, struct ns_work *work)
 {
+    if (work->previous_flying)
+        work->previous_flying->next_flying = work->next_flying;
+    else
+        pipeline->flying = work->next_flying;
+    if (work->next_flying)
+        work->next_flying->previous_flying = work->previous_flying;
     pipeline->n_flying--;
     pipeline->bytes_flying -= work->length;
     atomic_store(&pipeline->metrics->in_flight, pipeline->n_flying);
@@ -238,6 +254,10 @@ tend_source(struct ns_pipeline *pipeline)
     status = ns_source_tend(pipeline->options.source, &err);
     if (status != NS_OK)
         poll_failed(pipeline, status, &err);
+    for (struct ns_work *work = pipeline->flying; work;
+         work = work->next_flying)
+        if (!ns_source_owns(pipeline->options.source, work->message.position))
+            atomic_store(&work->moved, true);
 }
 
 void

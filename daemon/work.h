@@ -64,6 +64,11 @@ struct ns_work {
     bool held;
 
     _Atomic bool fenced, cancel; /* set by the sink for whoever holds it */
+
+    /* Event loop: all works in flight. `moved` tells the sink that another
+     * member of the group has the message now: not to be begun here. */
+    struct ns_work *next_flying, *previous_flying;
+    _Atomic bool moved;
 };
 
 /* Blocks on their way to the sink, ahead of anything else of their work. */
@@ -95,7 +100,7 @@ struct ns_pipeline {
     _Atomic int64_t longest_pass_ms;
 
     /* Event loop. */
-    struct ns_work *parked;
+    struct ns_work *parked, *flying;
     uint64_t n_flying, bytes_flying;
     bool ended;          /* the source has no more */
     int64_t poll_at_ms;  /* not to be asked before */

@@ -313,6 +313,8 @@ struct world {
     int finish_retries; /* finish calls that say RETRY first */
     bool finish_breaks; /* and then FATAL */
     bool poll_fails_once;
+    bool moved; /* jobs called so are another's now */
+    int gate;   /* no job from this one on just now; 0: open */
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
     int64_t pass_limit_ms;
@@ -337,6 +339,10 @@ poll_world(struct ns_source *source, int timeout_ms, struct ns_message *out,
         out_now += world->job[i].n_handed_out > world->job[i].n_acknowledged;
     if (out_now > world->most_out)
         world->most_out = out_now;
+    if (world->gate && world->next >= world->gate) {
+        out->kind = NS_MESSAGE_NONE;
+        return NS_OK;
+    }
     if (world->next == world->n_jobs) {
         out->kind = NS_MESSAGE_END;
         return NS_OK;
@@ -593,7 +599,10 @@ owns(const struct ns_source *source, struct ns_position position)
 {
     const struct world *world = (const struct world *)source;
 
-    return strncmp(world->job[position.offset - 1].id, "revoked", 7) != 0;
+    const char *id = world->job[position.offset - 1].id;
+
+    return strncmp(id, "revoked", 7) != 0 &&
+           (!world->moved || strncmp(id, "moved", 5) != 0);
 }
 
 static const struct ns_source_ops source_ops = {
@@ -1068,6 +1077,47 @@ a_pass_that_hangs_is_not_healthy(void **state)
 }
 
 static void
+what_moved_away_before_it_was_claimed_is_not_begun(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct ns_pipeline *pipeline;
+    int64_t until = ns_now_ms() + 20000;
+    int wait_ms;
+
+    (void)state;
+    for (int i = 0; i < 2 * MAX_RUNNING; i++) /* all that may be claimed */
+        add_job(world, "job", SLOW, 1000, "");
+    for (int i = 0; i < 8; i++)
+        add_job(world, "moved", RUNS, 16, "");
+    world->gate = 2 * MAX_RUNNING;
+    pipeline = start(world, engine, 32);
+    while (engine->most_running < MAX_RUNNING) {
+        assert_true(ns_pipeline_turn(pipeline, &wait_ms));
+        assert_true(ns_now_ms() < until);
+        usleep(1000);
+    }
+    usleep(50000); /* the others are claimed too, and wait for a place */
+    world->gate = 0;
+    while (world->next < world->n_jobs) {
+        assert_true(ns_pipeline_turn(pipeline, &wait_ms));
+        assert_true(ns_now_ms() < until);
+    }
+    world->moved = true;
+    turn_to_the_end(pipeline);
+    ns_pipeline_destroy(pipeline);
+    for (int i = 0; i < world->n_jobs; i++) {
+        bool ours = strcmp(world->job[i].id, "job") == 0;
+
+        assert_int_equal(world->job[i].n_rows, ours);
+        assert_int_equal(world->job[i].n_acknowledged, ours);
+        assert_int_equal(world->job[i].n_claims, ours);
+    }
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
+static void
 intake_waits_while_the_window_is_full_of_bytes(void **state)
 {
     struct world *world = make_world();
@@ -1109,6 +1159,7 @@ main(void)
             a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok),
         cmocka_unit_test(no_more_is_begun_than_the_engine_can_soon_take),
         cmocka_unit_test(a_pass_that_hangs_is_not_healthy),
+        cmocka_unit_test(what_moved_away_before_it_was_claimed_is_not_begun),
         cmocka_unit_test(intake_waits_while_the_window_is_full_of_bytes),
     };
 
