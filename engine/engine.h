@@ -53,7 +53,8 @@ struct ns_engine_options {
                               * the compact form */
     bool no_prefix_sharing;
     uint64_t image_cache_bytes; /* image soft tokens kept for further jobs with
-                                 * the same picture; 0: 128 MB */
+                                 * the same picture; 0: room for 32, at most
+                                 * 128 MB */
 };
 
 struct ns_engine;

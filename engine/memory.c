@@ -7,6 +7,15 @@
 #include "engine/kvcache.h"
 #include "engine/vision.h"
 
+/* What the cache of pictures holds by default, at the usual budget each. */
+enum { KEPT_IMAGES = 32 };
+
+static uint64_t
+at_most(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static uint64_t
 available_bytes(void)
 {
@@ -40,7 +49,10 @@ ns_memory_defaults(const struct ns_model *model,
     if (o.age_step_s == 0)
         o.age_step_s = 600;
     if (o.image_cache_bytes == 0)
-        o.image_cache_bytes = (uint64_t)128 << 20;
+        o.image_cache_bytes = at_most((uint64_t)128 << 20,
+                                      (uint64_t)KEPT_IMAGES * 280 *
+                                          model->config.hidden *
+                                          sizeof(float));
     return o;
 }
 
@@ -62,12 +74,6 @@ ns_memory_rows(const struct ns_model *model,
     /* A picture goes into one pass whole. */
     return ns_model_sees(model) && rows < NS_IMAGE_MAX_TOKENS
                ? NS_IMAGE_MAX_TOKENS : rows;
-}
-
-static uint64_t
-at_most(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
 }
 
 enum ns_status
