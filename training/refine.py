@@ -87,7 +87,8 @@ def main():
     threads = T.Threads(cfg["threads"])
     # the effort of the shipped sampler, before and after
     check = cfg["generation"]
-    T.log(logfile, event="start", step=step, held=T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"]))
+    before = {} if resumed else {"held": T.evaluate(cfg, average, tables, held, cfg["seed"], check, s2["evaluate_cases"])}
+    T.log(logfile, event="start", step=step, **before)
 
     def checkpoint():
         T.save(path, {"params": {k: p.detach() for k, p in params.items()}, "average": average, "opt": opt.state(), "data": data.state(),

@@ -244,7 +244,7 @@ def batch_loss(cfg, w, tables, part, canvases, rng):
     table = w[M.SHARED + "embed_tokens.weight"]
     x = prefix
     if k:
-        half = int(rows * s1["self_conditioning_share"])
+        half = max(1, int(rows * s1["self_conditioning_share"]))
         soft = torch.zeros(rows, k * canvas, m["hidden"], dtype=torch.bfloat16)
         with torch.no_grad():
             plain = M.embed_canvas(m, w, noisy[:half], None)
