@@ -184,7 +184,6 @@ write_status(struct ns_http *http, struct ns_buf *out)
     const struct ns_metrics *m = http->options.metrics;
     struct view view = look(http);
     struct sample now = sample_now(m);
-    uint64_t rows = 0, n_jobs = atomic_load(&m->ended[NS_RESULT_OK]);
     size_t at = http->next_sample + N_SAMPLES - http->n_samples;
 
     ns_buf_text(out, "{\"version\":");
@@ -201,7 +200,6 @@ write_status(struct ns_http *http, struct ns_buf *out)
     ns_buf_printf(out, ",\"" #name "\":%" PRIu64, atomic_load(&m->name))
     NUMBER(received);
     NUMBER(in_flight);
-    NUMBER(waiting);
     NUMBER(running);
     NUMBER(window);
     NUMBER(duplicates);
@@ -220,9 +218,10 @@ write_status(struct ns_http *http, struct ns_buf *out)
     NUMBER(sliding_pages);
     NUMBER(sliding_pages_free);
 #undef NUMBER
-    rows = atomic_load(&m->pass_fill.sum_micro);
-    ns_buf_printf(out, ",\"fill_sum\":%.6f,\"ended\":{\"ok\":%" PRIu64,
-                  (double)rows / 1e6, n_jobs);
+    ns_buf_printf(out, ",\"waiting\":%" PRIu64 ",\"fill_sum\":%.6f"
+                  ",\"ended\":{\"ok\":%" PRIu64, ns_metrics_waiting(m),
+                  (double)atomic_load(&m->pass_fill.sum_micro) / 1e6,
+                  atomic_load(&m->ended[NS_RESULT_OK]));
     for (int i = NS_RESULT_OK + 1; i < NS_METRICS_STATUSES; i++)
         ns_buf_printf(out, ",\"%s\":%" PRIu64,
                       ns_result_status_name((enum ns_result_status)i),

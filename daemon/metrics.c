@@ -148,6 +148,15 @@ ns_metrics_ended(struct ns_metrics *metrics, enum ns_result_status status,
         add(&metrics->errors[code_index(code)], 1);
 }
 
+uint64_t
+ns_metrics_waiting(const struct ns_metrics *metrics)
+{
+    uint64_t in_flight = get(&metrics->in_flight);
+    uint64_t running = get(&metrics->running);
+
+    return in_flight > running ? in_flight - running : 0;
+}
+
 /* --- the text ---------------------------------------------------------- */
 
 static void
@@ -255,9 +264,9 @@ write_jobs(const struct ns_metrics *m, struct ns_buf *out)
     line(out, "jobs_in_flight", "gauge", "Jobs taken in and not yet stored.",
          get(&m->in_flight));
     line(out, "jobs_waiting", "gauge",
-         "Of them prepared, and waiting for their turn in the engine.",
-         get(&m->waiting));
-    line(out, "jobs_running", "gauge", "Of them in the engine.",
+         "Of them not in passes: in preparation, waiting, being stored.",
+         ns_metrics_waiting(m));
+    line(out, "jobs_running", "gauge", "Of them in passes.",
          get(&m->running));
     line(out, "window_jobs", "gauge", "Most jobs that may be in flight.",
          get(&m->window));

@@ -39,7 +39,7 @@ struct ns_metrics {
     struct ns_histogram tokens_per_pass; /* likewise; a job's own passes */
     struct ns_histogram pass_s, pass_fill; /* fill: rows / budget */
 
-    _Atomic uint64_t received, in_flight, waiting, running, window; /* jobs */
+    _Atomic uint64_t received, in_flight, running, window; /* jobs */
     _Atomic uint64_t ended[NS_METRICS_STATUSES]; /* rows stored, by status */
     _Atomic uint64_t errors[NS_METRICS_CODES];   /* of rows not ok, by code */
     _Atomic uint64_t source_away, store_away; /* 1: at the last call */
@@ -83,6 +83,10 @@ struct ns_metrics_about {
 void ns_metrics_write(const struct ns_metrics *metrics,
                       const struct ns_metrics_about *about,
                       struct ns_buf *out);
+
+/* Jobs in flight that no pass works on: in preparation, waiting for their turn
+ * or on their way into the store. */
+uint64_t ns_metrics_waiting(const struct ns_metrics *metrics);
 
 /* "other" for an index out of range; for tests. */
 const char *ns_metrics_code(size_t index);

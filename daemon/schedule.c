@@ -489,13 +489,9 @@ pass(struct schedule *schedule)
 static void
 tell_load(struct schedule *schedule)
 {
-    struct ns_metrics *metrics = schedule->pipeline->metrics;
-    uint64_t n_pending = 0;
+    uint32_t n = schedule->broken ? 0 : ns_engine_load(schedule->engine).running;
 
-    for (struct ns_work *work = schedule->pending; work; work = work->next)
-        n_pending++;
-    atomic_store(&metrics->waiting, n_pending);
-    atomic_store(&metrics->running, schedule->n_running);
+    atomic_store(&schedule->pipeline->metrics->running, n);
 }
 
 void *
@@ -516,7 +512,6 @@ ns_schedule_thread(void *data)
         let_go(&schedule);
         if (!schedule.broken)
             feed(&schedule);
-        tell_load(&schedule);
         if (schedule.running && !schedule.broken)
             pass(&schedule);
         tell_load(&schedule);

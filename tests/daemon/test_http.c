@@ -251,6 +251,8 @@ every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
 
     (void)state;
     count_something();
+    atomic_store(&metrics.in_flight, 9);
+    atomic_store(&metrics.running, 4);
     say(http, NS_HTTP_WORKING, true);
     answer = ask(ns_http_port(http), "GET", "/metrics");
     assert_int_equal(status_of(answer), 200);
@@ -281,6 +283,7 @@ every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
     HAS("kv_pages{pool=\"full\"} 100");
     HAS("kv_pages_used{pool=\"full\"} 40");
     HAS("kv_pages_used{pool=\"sliding\"} 0");
+    HAS("jobs_waiting 5");
     HAS("ready 1");
     HAS("healthy 1");
     /* Labels keep their one line whatever a folder is called. */
