@@ -72,7 +72,8 @@ static const char *const codes[] = {
     "unsupported", "url_disabled",
 };
 enum { N_CODES = sizeof(codes) / sizeof(codes[0]) }; /* then: other */
-_Static_assert((int)N_CODES < (int)NS_METRICS_CODES, "room for every code and other");
+_Static_assert((int)N_CODES < (int)NS_METRICS_CODES,
+               "room for every code and other");
 
 const char *
 ns_metrics_code(size_t index)

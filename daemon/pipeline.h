@@ -90,7 +90,7 @@ void ns_pipeline_tune(struct ns_pipeline *pipeline,
                       const struct ns_pipeline_tuning *tuning);
 
 /* Whether each thread that must move has moved within its limit. */
-bool ns_pipeline_healthy(struct ns_pipeline *pipeline);
+bool ns_pipeline_healthy(struct ns_pipeline *pipeline); /* any */
 
 struct ns_pipeline_counts { /* since create; a snapshot that may be torn */
     uint64_t received, in_flight; /* jobs */

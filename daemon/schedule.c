@@ -489,8 +489,10 @@ pass(struct schedule *schedule)
 static void
 tell_load(struct schedule *schedule)
 {
-    uint32_t n = schedule->broken ? 0 : ns_engine_load(schedule->engine).running;
+    uint32_t n = 0;
 
+    if (!schedule->broken)
+        n = ns_engine_load(schedule->engine).running;
     atomic_store(&schedule->pipeline->metrics->running, n);
 }
 
