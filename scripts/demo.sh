@@ -33,7 +33,14 @@ run()
     if [ $status -ne 0 ] && { [ $status -ne 1 ] || [ -n "$trained" ]; }; then
         exit $status
     fi
-    "$build/nightshift" show "$results" --jobs "$2"
+    # Reference answers stand in a file beside the jobs: demo-jobs*.jsonl has
+    # demo-answers*.jsonl.
+    answers=$(echo "$2" | sed 's/demo-jobs/demo-answers/')
+    if [ "$answers" != "$2" ] && [ -f "$answers" ]; then
+        "$build/nightshift" show "$results" --jobs "$2" --answers "$answers"
+    else
+        "$build/nightshift" show "$results" --jobs "$2"
+    fi
 }
 
 # Of the documents, those that the model's context holds.
