@@ -18,11 +18,13 @@ static struct broker broker;
 static PGconn *admin; /* superuser */
 static unsigned seed_of_run;
 
-#define NEEDS_BROKER() \
-    do { \
-        if (broker.missing) \
-            skip(); \
-    } while (0)
+/* A broker that is not there is a failure; only the thread sanitizer, which
+ * librdkafka can not run under, is let off (see broker_make). */
+#ifdef __SANITIZE_THREAD__
+#define NEEDS_BROKER() skip()
+#else
+#define NEEDS_BROKER() assert_false(broker.missing)
+#endif
 
 enum { SOON_MS = 60000, PARTITIONS = 3 };
 

@@ -35,7 +35,7 @@ struct broker {
     bool secure;          /* set before broker_make: user night, see below */
     pid_t pid;            /* 0: not running */
     rd_kafka_t *producer; /* of the helpers below */
-    bool missing;         /* no jars or no java: tests skip */
+    bool missing;         /* no jars or no java: tests fail, and say so */
 };
 
 static inline int64_t
