@@ -662,7 +662,7 @@ start_daemon(pid_t *pid)
     const char *const argv[] = {
         "nightshiftd", "--spool", spool, "--model", program_model, "--set",
         "cpu.threads=1", "--set", "intake.poll=20ms", "--set",
-        "http.listen=127.0.0.1:0", "--set", "daemon.drain=60s", NULL,
+        "http.listen=127.0.0.1:0", "--set", "daemon.drain=6s", NULL,
     };
     char *log;
     int port;
@@ -748,8 +748,8 @@ the_daemon_counts_what_it_does_and_is_not_ready_while_it_drains(void **state)
     free(answer);
     assert_no_canary(port);
 
-    /* Long enough to be seen while they run. */
-    drop_jobs("b", 20, 400);
+    /* More than a drain has time for: it lasts as long as it may, and is seen. */
+    drop_jobs("b", 60, 3500);
     for (int64_t until = now_ms() + 30000;; usleep(2000)) {
         answer = ask(port, "GET", "/metrics");
         if (!has_line(answer, "nightshift_jobs_running 0"))
