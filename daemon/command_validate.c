@@ -14,6 +14,7 @@
 #include "daemon/arguments.h"
 #include "daemon/prepare.h"
 #include "engine/prompt.h"
+#include "engine/request.h"
 #include "daemon/setup.h"
 
 static const char usage[] =
@@ -113,21 +114,21 @@ static enum ns_status
 check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
                  struct ns_error *err)
 {
+    const struct ns_pipeline_tuning tuning = ns_setup_tuning(v->options);
     const struct ns_model *model = v->described;
-    enum ns_mode mode = job->mode == NS_JOB_AR ? NS_MODE_AR
-                                               : NS_MODE_DIFFUSION;
+    struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_pictures pictures;
+    struct ns_request request;
     struct ns_ids ids = { 0 };
     enum ns_status status;
-    uint32_t max_tokens;
+    enum ns_mode mode;
     bool in_thought;
 
     if (!model)
         return NS_OK;
-    if (!model->generation.ar_capable &&
-        (job->mode == NS_JOB_AR || job->mode == NS_JOB_HYBRID))
-        return ns_refuse(err, "unsupported", "nightshift.mode",
-                         "this checkpoint is not declared AR-capable");
+    status = ns_prepare_mode(job, model, tuning.mode, &mode, err);
+    if (status != NS_OK)
+        return status;
     status = ns_pictures_load(&v->pictures, job, &pictures, err);
     if (status == NS_OK)
         status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought,
@@ -138,10 +139,14 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
             v->most_tokens = ids.n;
             v->most_line = line;
         }
-        status = ns_prepare_max_tokens(
-            job, &model->config, mode, (uint32_t)ids.n,
-            v->options->limits.default_max_tokens, &max_tokens, err);
+        status = ns_prepare_request(job, model, mode, &ids, in_thought,
+                                    &pictures, images,
+                                    tuning.default_max_tokens, &request, err);
     }
+    if (status == NS_OK)
+        status = ns_request_check(
+            model, ns_tokenizer_id(v->tokenizer, "<channel|>") >= 0, &request,
+            err);
     ns_ids_fini(&ids);
     ns_pictures_fini(&pictures);
     return status;

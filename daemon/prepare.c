@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/prompt.h"
+#include "engine/request.h"
 
 /* A job is bounded by its message; this only bounds what a prompt made of it
  * may grow to, well above any context, so that a refusal can name the count. */
@@ -67,24 +68,21 @@ ns_prepare_tokens(const struct ns_job *job,
     return status;
 }
 
-enum ns_status
-ns_prepare_max_tokens(const struct ns_job *job, const struct ns_config *config,
-                      enum ns_mode mode, uint32_t n_prompt, uint32_t fallback,
-                      uint32_t *out, struct ns_error *err)
+static enum ns_status
+max_tokens_of(const struct ns_job *job, const struct ns_config *config,
+              enum ns_mode mode, uint32_t n_prompt, uint32_t fallback,
+              uint32_t *out, struct ns_error *err)
 {
-    uint32_t canvas =
-        job->canvas_length ? job->canvas_length : config->canvas_length;
-    uint32_t room;
+    uint32_t room = ns_request_max_tokens(config, n_prompt, mode,
+                                          job->canvas_length);
 
-    if (n_prompt > config->max_position ||
-        config->max_position - n_prompt < canvas)
+    if (room == 0)
         return ns_refuse(err, "over_context", "body.messages",
                          "the prompt is %u tokens; the context of %u leaves "
                          "no room for a canvas of %u",
-                         n_prompt, config->max_position, canvas);
-    room = config->max_position - n_prompt;
-    if (mode != NS_MODE_AR)
-        room -= room % canvas;
+                         n_prompt, config->max_position,
+                         job->canvas_length ? job->canvas_length
+                                            : config->canvas_length);
     if (job->has_max_tokens && job->max_tokens > room)
         return ns_refuse(err, "over_context", "body.max_tokens",
                          "max_tokens is %u; behind a prompt of %u tokens the "
@@ -152,42 +150,50 @@ job_mode(enum ns_mode mode)
 /* Where the placeholders of each picture begin. Only slots of the template
  * become placeholders, so they are in the order of the pictures. */
 static void
-place_pictures(struct ns_work *work)
+place_pictures(const struct ns_ids *prompt, const struct ns_pictures *pictures,
+               struct ns_request_image *images)
 {
-    const struct ns_pictures *pictures = &work->pictures;
     uint32_t at = 0;
 
     for (uint32_t i = 0; i < pictures->n; i++) {
-        while (at < work->prompt.n &&
-               work->prompt.id[at] != pictures->ids.placeholder)
+        while (at < prompt->n &&
+               prompt->id[at] != pictures->ids.placeholder)
             at++;
-        work->images[i] = (struct ns_request_image){ at,
-                                                     &pictures->image[i] };
+        images[i] = (struct ns_request_image){ at, &pictures->image[i] };
         at += pictures->image[i].size.n_tokens;
     }
 }
 
-static enum ns_status
-fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
-             bool in_thought, struct ns_error *err)
+enum ns_status
+ns_prepare_mode(const struct ns_job *job, const struct ns_model *model,
+                enum ns_job_mode fallback, enum ns_mode *out,
+                struct ns_error *err)
 {
-    const struct ns_model *model = ns_engine_model(pipeline->options.engine);
-    uint32_t fallback = ns_pipeline_tuning(pipeline).default_max_tokens;
-    const struct ns_job *job = work->job;
-    struct ns_request *request = &work->request;
-    enum ns_status status;
+    enum ns_job_mode asked = job->mode == NS_JOB_AUTO ? fallback : job->mode;
 
-    if (work->prompt.n > UINT32_MAX)
+    return ns_request_resolve_mode(model, engine_mode(asked),
+                                   job->task == NS_JOB_TASK_CODE,
+                                   job->thinking, out, err);
+}
+
+enum ns_status
+ns_prepare_request(const struct ns_job *job, const struct ns_model *model,
+                   enum ns_mode mode, const struct ns_ids *prompt,
+                   bool in_thought, const struct ns_pictures *pictures,
+                   struct ns_request_image *images,
+                   uint32_t default_max_tokens, struct ns_request *out,
+                   struct ns_error *err)
+{
+    if (prompt->n > UINT32_MAX)
         return ns_refuse(err, "over_context", "body.messages",
-                         "the prompt is %zu tokens", work->prompt.n);
-    place_pictures(work);
-    *request = (struct ns_request){
-        .prompt = work->prompt.id,
-        .n_prompt = (uint32_t)work->prompt.n,
-        .images = work->images,
-        .n_images = work->pictures.n,
-        .mode = engine_mode(work->claim.stored_mode),
-        .seed = work->claim.stored_seed,
+                         "the prompt is %zu tokens", prompt->n);
+    place_pictures(prompt, pictures, images);
+    *out = (struct ns_request){
+        .prompt = prompt->id,
+        .n_prompt = (uint32_t)prompt->n,
+        .images = images,
+        .n_images = pictures->n,
+        .mode = mode,
         .canvas_length = job->canvas_length,
         .has_temperature = job->has_temperature,
         .temperature = (float)job->temperature,
@@ -200,15 +206,31 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
         .n_stop = job->n_stop,
         .priority = job->priority,
         .deadline_ms = job->has_deadline ? job->deadline_ms : 0,
-        .resume = work->claim.tokens,
-        .n_resume = work->claim.n_tokens,
-        .resume_blocks = work->claim.n_blocks,
     };
-    status = ns_prepare_max_tokens(job, &model->config, request->mode,
-                                   request->n_prompt, fallback,
-                                   &request->max_tokens, err);
+    return max_tokens_of(job, &model->config, mode, out->n_prompt,
+                         default_max_tokens, &out->max_tokens, err);
+}
+
+static enum ns_status
+fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
+             bool in_thought, struct ns_error *err)
+{
+    const struct ns_model *model = ns_engine_model(pipeline->options.engine);
+    uint32_t fallback = ns_pipeline_tuning(pipeline).default_max_tokens;
+    const struct ns_job *job = work->job;
+    struct ns_request *request = &work->request;
+    enum ns_status status;
+
+    status = ns_prepare_request(job, model,
+                                engine_mode(work->claim.stored_mode),
+                                &work->prompt, in_thought, &work->pictures,
+                                work->images, fallback, request, err);
     if (status != NS_OK)
         return status;
+    request->seed = work->claim.stored_seed;
+    request->resume = work->claim.tokens;
+    request->n_resume = work->claim.n_tokens;
+    request->resume_blocks = work->claim.n_blocks;
     if (!job->has_max_tokens && request->max_tokens < fallback)
         ns_job_warn(work->job, "max_tokens: the default of %u is cut to %u by "
                     "the context", fallback, request->max_tokens);
@@ -271,13 +293,11 @@ settle(struct ns_pipeline *pipeline, struct ns_work *work,
 {
     struct ns_pipeline_tuning tuning = ns_pipeline_tuning(pipeline);
     const struct ns_job *job = work->job;
-    enum ns_job_mode asked = job->mode == NS_JOB_AUTO ? tuning.mode : job->mode;
     enum ns_status status;
 
     work->seed = job->has_seed ? job->seed : ns_job_seed(job, tuning.seed);
-    status = ns_engine_resolve_mode(
-        pipeline->options.engine, engine_mode(asked),
-        job->task == NS_JOB_TASK_CODE, job->thinking, &work->mode, err);
+    status = ns_prepare_mode(job, ns_engine_model(pipeline->options.engine),
+                             tuning.mode, &work->mode, err);
     if (status != NS_OK)
         return status;
     work->claim.job = work->job;

@@ -27,14 +27,28 @@ enum ns_status ns_prepare_tokens(const struct ns_job *job,
                                  struct ns_ids *out,
                                  bool *in_thought, struct ns_error *err);
 
-/* What the answer may hold: tokens that the context leaves behind the prompt,
- * in whole canvases but for ar. NS_REJECT with over_context where not even one
- * canvas fits, or an explicit max_tokens does not. A default that is too long
- * is cut. */
-enum ns_status ns_prepare_max_tokens(const struct ns_job *job,
-                                     const struct ns_config *config,
-                                     enum ns_mode mode, uint32_t n_prompt,
-                                     uint32_t fallback, uint32_t *out,
-                                     struct ns_error *err);
+/* The mode a job runs in: its own, else `fallback`, resolved for the model.
+ * NS_REJECT: unsupported. */
+enum ns_status ns_prepare_mode(const struct ns_job *job,
+                               const struct ns_model *model,
+                               enum ns_job_mode fallback, enum ns_mode *out,
+                               struct ns_error *err);
+
+/* The request that the job is, but for seed and resumed blocks, which a claim
+ * brings. `prompt` and `pictures` are borrowed by it, `images` has room for
+ * the pictures. max_tokens is what was asked for, or `default_max_tokens` cut
+ * to what the context leaves: in whole canvases but for ar. NS_REJECT with
+ * over_context where not even one canvas fits, or an explicit value does not;
+ * the model's other limits are ns_request_check's. */
+enum ns_status ns_prepare_request(const struct ns_job *job,
+                                  const struct ns_model *model,
+                                  enum ns_mode mode,
+                                  const struct ns_ids *prompt,
+                                  bool in_thought,
+                                  const struct ns_pictures *pictures,
+                                  struct ns_request_image *images,
+                                  uint32_t default_max_tokens,
+                                  struct ns_request *out,
+                                  struct ns_error *err);
 
 #endif

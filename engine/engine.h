@@ -128,24 +128,12 @@ struct ns_request {
     uint32_t n_resume, resume_blocks;
 };
 
-/* Fills in what the job leaves open: NS_MODE_AUTO by task and thinking
- * (hybrid for code and thought where the checkpoint is AR-capable, else
- * diffusion); ar and hybrid are refused where it is not. any */
-enum ns_status ns_engine_resolve_mode(const struct ns_engine *,
-                                      enum ns_mode asked, bool code,
-                                      bool thinking, enum ns_mode *out,
-                                      struct ns_error *err);
 /* Whether the request can ever run here: context, pools, ranges. Codes:
  * over_context, over_memory, bad_param, unsupported, empty_prompt, image_limit.
  * any */
 enum ns_status ns_engine_check(const struct ns_engine *,
                                const struct ns_request *request,
                                struct ns_error *err);
-
-/* The largest max_tokens that fits behind a prompt of `n_prompt`; 0: none. */
-uint32_t ns_engine_max_tokens(const struct ns_engine *, uint32_t n_prompt,
-                              enum ns_mode mode,
-                              uint32_t canvas_length); /* any */
 
 /* Copies the request; NS_RETRY when too many wait already. */
 enum ns_status ns_engine_submit(struct ns_engine *,

@@ -347,6 +347,58 @@ what_validate_accepts_runs_and_what_it_refuses_does_not(void **state)
     answers_fini(&answers);
 }
 
+/* What only the checkpoint's defaults, or the mode that auto comes to, make
+ * wrong: both say the same of every line, in the same words. */
+static void
+validate_and_run_agree_on_what_the_model_allows(void **state)
+{
+    static const char *const bodies[] = {
+        ",\"nightshift\":{\"t_min\":1}", /* the default t_max is 0.8 */
+        ",\"nightshift\":{\"t_max\":0.1}",
+        ",\"top_p\":0.5", /* auto comes to diffusion */
+        ",\"top_p\":0.5,\"nightshift\":{\"mode\":\"hybrid\"}",
+        ",\"top_p\":0.5,\"nightshift\":{\"task\":\"code\"}",
+        ",\"nightshift\":{\"canvas_length\":48}",
+        ",\"max_tokens\":4080,\"nightshift\":{\"mode\":\"ar\"}",
+        ",\"max_tokens\":4080",
+    };
+    enum { N = sizeof(bodies) / sizeof(bodies[0]) };
+    const char *jobs = in_folder("agree.jsonl");
+    struct answers answers;
+    char text[8192] = "", where[64];
+    uint32_t n_bad = 0;
+
+    (void)state;
+    for (int i = 0; i < N; i++)
+        snprintf(text + strlen(text), sizeof(text) - strlen(text),
+                 "{\"custom_id\":\"%d\",\"method\":\"POST\",\"url\":"
+                 "\"/v1/chat/completions\",\"body\":{\"messages\":[{\"role\":"
+                 "\"user\",\"content\":\"x\"}]%s}}\n", i, bodies[i]);
+    write_text(jobs, text);
+    assert_int_equal(RUN("validate", jobs, "-m", program_model), 1);
+    assert_int_equal(RUN("run", jobs, "-o", in_folder("agree.out"), OPTIONS),
+                     1);
+    read_answers(in_folder("agree.out"), &answers);
+    assert_int_equal(answers.n, N);
+    assert_int_equal(RUN("validate", jobs, "-m", program_model), 1);
+    for (int i = 0; i < N; i++) {
+        json_t *root = json_loads(answers.text[i + 1], 0, NULL);
+        const json_t *error = json_object_get(root, "error");
+        const char *code = json_string_value(json_object_get(error, "code"));
+        bool refused = code && strcmp(code, "bad_tool_call") != 0;
+
+        if (refused)
+            snprintf(where, sizeof(where), ":%d: %s: ", i + 1, code);
+        else
+            snprintf(where, sizeof(where), ":%d: ", i + 1);
+        assert_int_equal(file_says(in_folder("stdout"), where), refused);
+        n_bad += refused;
+        json_decref(root);
+    }
+    assert_in_range(n_bad, 4, N - 2);
+    answers_fini(&answers);
+}
+
 /* The first line of an id has it, also when that line is refused; batches make
  * no second one of it in one file. */
 static void
@@ -464,6 +516,7 @@ main(void)
         cmocka_unit_test(validate_names_line_code_and_field_and_counts_tokens),
         cmocka_unit_test(
             what_validate_accepts_runs_and_what_it_refuses_does_not),
+        cmocka_unit_test(validate_and_run_agree_on_what_the_model_allows),
         cmocka_unit_test(validate_and_run_agree_on_who_has_an_id),
         cmocka_unit_test(tokenize_goes_there_and_back),
         cmocka_unit_test(inspect_says_what_it_is_and_where_memory_goes),

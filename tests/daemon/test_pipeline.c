@@ -88,20 +88,6 @@ ns_engine_memory(const struct ns_engine *engine)
 }
 
 enum ns_status
-ns_engine_resolve_mode(const struct ns_engine *engine, enum ns_mode asked,
-                       bool code, bool thinking, enum ns_mode *out,
-                       struct ns_error *err)
-{
-    (void)engine;
-    if (asked == NS_MODE_AR)
-        return ns_refuse(err, "unsupported", "nightshift.mode", "no ar here");
-    *out = asked != NS_MODE_AUTO ? asked
-           : code || thinking    ? NS_MODE_HYBRID
-                                 : NS_MODE_DIFFUSION;
-    return NS_OK;
-}
-
-enum ns_status
 ns_engine_check(const struct ns_engine *engine,
                 const struct ns_request *request, struct ns_error *err)
 {
@@ -268,7 +254,7 @@ make_engine(void)
     assert_non_null(engine);
     engine->model.config.canvas_length = BLOCK;
     engine->model.config.max_position = 4096;
-    engine->model.generation.ar_capable = true;
+    engine->model.generation.ar_capable = false;
     strcpy(engine->model.revision, "model 1");
     assert_int_equal(ns_tokenizer_open(
                          "tests/cases/tokenizer/tiny/tokenizer.json",
