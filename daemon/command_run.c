@@ -193,38 +193,18 @@ open_parts(struct run *run, struct ns_error *err)
 static enum ns_status
 start(struct run *run, struct ns_error *err)
 {
-    const struct ns_options *options = run->options;
-    struct ns_pipeline_options pipeline = {
-        .engine = run->engine,
-        .source = ns_spool_source(run->spool),
-        .store = ns_spool_store(run->spool),
-        .job = { .max_bytes = options->limits.message_bytes,
-                 .canvas_length =
-                     ns_engine_model(run->engine)->config.canvas_length,
-                 .model_warning = run->model_name,
-                 .id_from_position = true },
-        .model_name = run->model_name,
-        .window = options->intake.window,
-        .max_claims = 2 * options->engine.max_sequences,
-        .window_bytes = options->intake.window_bytes,
-        .prepare_threads = options->daemon.prepare_threads,
-        .tuning = ns_setup_tuning(options),
-    };
-    enum ns_status status;
+    struct ns_pipeline_options pipeline;
+    enum ns_status status =
+        ns_setup_pipeline(run->options, run->engine, run->model_name,
+                          &run->model_names, &run->decoder, &pipeline, err);
 
-    status = ns_setup_pictures(options, ns_engine_model(run->engine),
-                               &run->decoder, &pipeline.pictures, err);
     if (status != NS_OK)
         return status;
-    pipeline.job.images = run->decoder != NULL;
-    status = ns_setup_model_names(options, &run->model_names,
-                                  &pipeline.job.n_model_names, err);
-    if (status != NS_OK)
-        return status;
-    pipeline.job.model_names = (const char *const *)run->model_names;
-    pipeline.report_asked_name = run->model_names != NULL;
-    if (run->model_names)
-        pipeline.job.model_warning = NULL;
+    pipeline.source = ns_spool_source(run->spool);
+    pipeline.store = ns_spool_store(run->spool);
+    pipeline.job.id_from_position = true;
+    if (!run->model_names) /* any name will do, with a word about it */
+        pipeline.job.model_warning = run->model_name;
     return ns_pipeline_create(&pipeline, &run->pipeline, err);
 }
 

@@ -232,37 +232,18 @@ open_ends(struct nightshiftd *d, struct ns_error *err)
 static enum ns_status
 start(struct nightshiftd *d, struct ns_error *err)
 {
-    const struct ns_options *options = d->options;
-    struct ns_pipeline_options pipeline = {
-        .engine = d->engine,
-        .source = d->ends.source,
-        .store = d->ends.store,
-        .job = { .max_bytes = options->limits.message_bytes,
-                 .canvas_length =
-                     ns_engine_model(d->engine)->config.canvas_length,
-                 .id_from_position = d->ends.spool != NULL },
-        .model_name = d->model_name,
-        .keep_payloads = d->ends.keep_payloads,
-        .metrics = &d->metrics,
-        .window = options->intake.window,
-        .max_claims = 2 * options->engine.max_sequences,
-        .window_bytes = options->intake.window_bytes,
-        .prepare_threads = options->daemon.prepare_threads,
-        .tuning = ns_setup_tuning(options),
-    };
-    enum ns_status status;
+    struct ns_pipeline_options pipeline;
+    enum ns_status status =
+        ns_setup_pipeline(d->options, d->engine, d->model_name,
+                          &d->model_names, &d->decoder, &pipeline, err);
 
-    status = ns_setup_pictures(options, ns_engine_model(d->engine),
-                               &d->decoder, &pipeline.pictures, err);
     if (status != NS_OK)
         return status;
-    pipeline.job.images = d->decoder != NULL;
-    status = ns_setup_model_names(options, &d->model_names,
-                                  &pipeline.job.n_model_names, err);
-    if (status != NS_OK)
-        return status;
-    pipeline.job.model_names = (const char *const *)d->model_names;
-    pipeline.report_asked_name = d->model_names != NULL;
+    pipeline.source = d->ends.source;
+    pipeline.store = d->ends.store;
+    pipeline.job.id_from_position = d->ends.spool != NULL;
+    pipeline.keep_payloads = d->ends.keep_payloads;
+    pipeline.metrics = &d->metrics;
     return ns_pipeline_create(&pipeline, &d->pipeline, err);
 }
 

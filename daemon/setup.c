@@ -143,9 +143,10 @@ ns_setup_tuning(const struct ns_options *options)
     };
 }
 
-enum ns_status
-ns_setup_model_names(const struct ns_options *options, char ***names,
-                     size_t *n, struct ns_error *err)
+/* The names of engine.model_names, cut apart: one block, NULL for any. */
+static enum ns_status
+model_names(const struct ns_options *options, char ***names, size_t *n,
+            struct ns_error *err)
 {
     const char *list = options->engine.model_names;
     size_t length, n_most = 1, count = 0;
@@ -185,6 +186,40 @@ ns_setup_pictures(const struct ns_options *options,
                                    err);
     out->decoder = *decoder;
     return status;
+}
+
+enum ns_status
+ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
+                  const char *model_name, char ***names,
+                  struct ns_decoder **decoder, struct ns_pipeline_options *out,
+                  struct ns_error *err)
+{
+    const struct ns_model *model = ns_engine_model(engine);
+    enum ns_status status;
+    size_t n_names;
+
+    *out = (struct ns_pipeline_options){
+        .engine = engine,
+        .job = { .max_bytes = options->limits.message_bytes,
+                 .canvas_length = model->config.canvas_length },
+        .model_name = model_name,
+        .window = options->intake.window,
+        .max_claims = 2 * options->engine.max_sequences,
+        .window_bytes = options->intake.window_bytes,
+        .prepare_threads = options->daemon.prepare_threads,
+        .tuning = ns_setup_tuning(options),
+    };
+    status = ns_setup_pictures(options, model, decoder, &out->pictures, err);
+    if (status != NS_OK)
+        return status;
+    out->job.images = *decoder != NULL;
+    status = model_names(options, names, &n_names, err);
+    if (status != NS_OK)
+        return status;
+    out->job.model_names = (const char *const *)*names;
+    out->job.n_model_names = n_names;
+    out->report_asked_name = *names != NULL;
+    return NS_OK;
 }
 
 void

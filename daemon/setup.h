@@ -40,18 +40,22 @@ struct ns_engine_options ns_setup_engine(const struct ns_options *options,
 
 struct ns_pipeline_tuning ns_setup_tuning(const struct ns_options *options);
 
-/* The names of engine.model_names, cut apart. `names` may be NULL after NS_OK:
- * any. Free `*names` (one block). */
-enum ns_status ns_setup_model_names(const struct ns_options *options,
-                                    char ***names, size_t *n,
-                                    struct ns_error *err);
-
 /* Helpers for pictures where the model sees, as many as threads prepare jobs;
  * else `*decoder` stays NULL and pictures are refused. `out` borrows all. */
 enum ns_status ns_setup_pictures(const struct ns_options *options,
                                  const struct ns_model *model,
                                  struct ns_decoder **decoder,
                                  struct ns_pictures_options *out,
+                                 struct ns_error *err);
+
+/* What `run` and nightshiftd ask of a pipeline alike: all but its two ends.
+ * `model_name` is borrowed. `*names` and `*decoder`, NULL at first, are the
+ * caller's: freed and destroyed behind the pipeline, also on failure. */
+enum ns_status ns_setup_pipeline(const struct ns_options *options,
+                                 struct ns_engine *engine,
+                                 const char *model_name, char ***names,
+                                 struct ns_decoder **decoder,
+                                 struct ns_pipeline_options *out,
                                  struct ns_error *err);
 
 void ns_setup_log(const struct ns_options *options);
