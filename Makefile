@@ -134,7 +134,7 @@ ANALYZE := -fanalyzer -Wno-analyzer-malloc-leak -Wno-analyzer-use-of-uninitializ
            -Wno-analyzer-null-dereference -Wno-analyzer-null-argument
 # machine.c asks for features by names that only gcc has.
 TIDY    := $(filter-out kernels/cpu/machine.c,$(SOURCES))
-lint-now: $(SOURCES:%.c=$B/lint/%.gcc) $(TIDY:%.c=$B/lint/%.tidy)
+lint-now: all $(SOURCES:%.c=$B/lint/%.gcc) $(TIDY:%.c=$B/lint/%.tidy)
 	$Qscripts/lint.sh $B/lint $(LAYERS)
 $B/lint/%.gcc: %.c $B/flags
 	$(call say,CHECK,$<)
@@ -167,14 +167,17 @@ man:
 
 to    = $(DESTDIR)$(prefix)
 share = $(to)/share/nightshift
+units = $(to)/lib/systemd/system
 install: all
-	install -d $(to)/bin $(to)/sbin $(share) $(to)/lib/systemd/system $(to)/lib/sysusers.d $(to)/lib/tmpfiles.d
+	install -d $(to)/bin $(to)/sbin $(share) $(units) $(to)/lib/sysusers.d $(to)/lib/tmpfiles.d
 	install -m 755 $B/nightshift $(to)/bin
 	install -m 755 $B/nightshiftd $(to)/sbin
 	for p in $(wildcard */*.[1-8]); do \
 	    install -D -m 644 $$p $(to)/share/man/man$${p##*.}/$${p##*/} || exit 1; done
+	for u in $(wildcard systemd/*.service systemd/*.target systemd/*.timer); do \
+	    sed 's,/usr/local,$(prefix),g' $$u >$(units)/$${u##*/} && chmod 644 $(units)/$${u##*/} || exit 1; done
 	for u in $(wildcard systemd/*.service); do \
-	    sed 's,/usr/local,$(prefix),g' $$u >$(to)/lib/systemd/system/$${u##*/} || exit 1; done
+	    install -D -m 644 systemd/hardening.conf $(units)/$${u##*/}.d/hardening.conf || exit 1; done
 	install -m 644 systemd/nightshift.sysusers $(to)/lib/sysusers.d/nightshift.conf
 	install -m 644 systemd/nightshift.tmpfiles $(to)/lib/tmpfiles.d/nightshift.conf
 	install -m 644 config/nightshift.conf $(share)
@@ -188,4 +191,4 @@ FORCE:
         layers man install tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
--include $(shell find $B -name '*.d' 2>/dev/null)
+-include $(shell find $B -name '*.d' -type f 2>/dev/null)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# lint.sh - the checks that look at the whole tree: cppcheck, the manuals, and a
-# count of lines that clang-format would move.
+# lint.sh - the checks that look at the whole tree: cppcheck, the manuals, the
+# systemd units, and a count of lines that clang-format would move.
 #
 #     scripts/lint.sh CACHE FOLDER...
 set -u
@@ -32,6 +32,8 @@ if command -v groff >/dev/null; then
     said=$(find "$@" -name '*.[158]' -exec groff -man -Tutf8 -ww -z {} + 2>&1)
     [ -z "$said" ] || { echo "$said"; exit 1; }
 fi
+
+scripts/units.sh "${cache%/lint}" || exit 1
 
 # Layout is a matter of taste where it helps the reader, so this only counts.
 if command -v clang-format >/dev/null; then

@@ -74,6 +74,7 @@ for what in "$@"; do
         need cppcheck command -v cppcheck
         need clang-tidy command -v clang-tidy
         need clang-format command -v clang-format
+        need systemd command -v systemd-analyze
         ;;
     fuzz)
         need clang command -v clang
