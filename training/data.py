@@ -1,8 +1,8 @@
-"""Builds tokenizer and data sets:  python data.py WORK   (WORK: a directory outside the repository)
+"""Builds tokenizer and data sets:  python data.py WORK [TASK,..]   (WORK: a directory outside the repository)
 
 WORK/debian/*            package lists, fetched with apt into a private directory
 WORK/tokenizer.json      BPE with byte fallback, control tokens at the ids of the Gemma 4 family
-WORK/train-TASK.npz      tokens (uint16), offsets, prompt lengths
+WORK/train-TASK.npz      tokens (uint16), offsets, prompt lengths, numbers of the pictures
 WORK/held-TASK.jsonl     held-out cases with prompt, answer and what the evaluator checks
 """
 import glob
@@ -18,11 +18,13 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import generate
+import pictures
 
 CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
            49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: "<|\"|>", 98: "<|think|>",
            100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>"}
 NEWLINE = 107
+MAKERS = {**generate.MAKERS, "image": pictures.image}
 PIECES = Regex("▁▁+|\n|[0-9]|▁?[^\\W\\d_▁]+|▁?[^\\w\\s▁]{1,2}|▁|[^▁]")
 
 
@@ -90,8 +92,10 @@ def debian_example(item, r):
 
 # ---------------------------------------------------------------- tokenizer
 
-def render(prompt):
-    return f"<|turn>user\n{prompt}<turn|>\n<|turn>model\n"
+def render(prompt, soft_tokens=0):
+    """The chat template, a picture before the text."""
+    image = "<|image>" + "<|image|>" * soft_tokens + "<image|>" if soft_tokens else ""
+    return f"<|turn>user\n{image}{prompt}<turn|>\n<|turn>model\n"
 
 
 def build_tokenizer(texts, vocab, path):
@@ -144,70 +148,87 @@ def build_tokenizer(texts, vocab, path):
         json.dump(out, f, ensure_ascii=False, indent=1)
 
 
-# ---------------------------------------------------------------- main
+# ---------------------------------------------------------------- data sets
+
+def generated(cfg, task):
+    """Examples of a generated task: to train on, held out."""
+    d = cfg["data"]
+    r = random.Random(f"{cfg['seed']} {task}")
+    train, held, seen = [], [], set()
+    while len(train) < d["train"][task] or len(held) < d["held_out"]:
+        e = MAKERS[task](r)
+        own = e.get("picture", e["prompt"])
+        if own in seen:
+            continue
+        if is_combination(task, e["key"]) and held_out(e["key"], d["held_out_share"]):
+            if len(held) < d["held_out"]:
+                seen.add(own)
+                held.append(e)
+        elif len(train) < d["train"][task]:
+            seen.add(own)
+            train.append(e)
+    return train, held
+
+
+def packages(cfg, work):
+    """Debian's descriptions, held out by source package."""
+    d = cfg["data"]
+    r = random.Random(cfg["seed"])
+    items = debian(os.path.join(work, "debian"))
+    r.shuffle(items)
+    train = [debian_example(i, r) for i in items if not held_out(i[0], 0.05)][: d["train"]["debian"]]
+    return train, [debian_example(i, r) for i in items if held_out(i[0], 0.05)][: d["held_out"]]
+
+
+class Encoder:
+    def __init__(self, cfg, tok):
+        self.cfg, self.tok = cfg, tok
+        v = cfg["model"]["vision"]
+        self.soft = (pictures.SIDE // (v["patch"] * v["pooling"])) ** 2
+
+    def encode(self, examples):
+        """(example, prompt ids, answer ids) of those that are short enough."""
+        prompts = self.tok.encode_batch([render(e["prompt"], self.soft if "picture" in e else 0) for e in examples])
+        answers = self.tok.encode_batch([e["answer"] + "<turn|>" for e in examples], add_special_tokens=False)
+        return [(e, p.ids, a.ids) for e, p, a in zip(examples, prompts, answers)
+                if len(p.ids) <= self.cfg["max_prompt_tokens"] and len(a.ids) <= self.cfg["max_answer_tokens"]]
+
+
+def write(work, task, encoder, train, held):
+    tokens, offsets, prompts, numbers = [], [0], [], []
+    for s in range(0, len(train), 5000):
+        for e, p, a in encoder.encode(train[s: s + 5000]):
+            tokens.extend(p + a)
+            offsets.append(len(tokens))
+            prompts.append(len(p))
+            numbers.append(e.get("picture", 0))
+    more = {"pictures": np.array(numbers, np.int64)} if "picture" in train[0] else {}
+    np.savez(os.path.join(work, f"train-{task}.npz"), tokens=np.array(tokens, np.uint16), offsets=np.array(offsets, np.int64),
+             prompts=np.array(prompts, np.int32), **more)
+    kept = encoder.encode(held)
+    with open(os.path.join(work, f"held-{task}.jsonl"), "w", encoding="utf-8") as f:
+        for e, p, a in kept:
+            f.write(json.dumps(dict({k: x for k, x in e.items() if k != "drawn"}, prompt_ids=p, answer_ids=a), ensure_ascii=False) + "\n")
+    lens = np.diff(offsets) - np.array(prompts)
+    print(f"{task}: {len(prompts)} examples ({len(train) - len(prompts)} too long), prompt {np.mean(prompts):.0f} tokens (max {max(prompts)}), "
+          f"answer {np.mean(lens):.1f} (max {max(lens)}), held out {len(kept)}", flush=True)
+
 
 def main():
     work = sys.argv[1]
     here = os.path.dirname(os.path.abspath(__file__))
     with open(os.path.join(here, "config.json")) as f:
         cfg = json.load(f)
-    d = cfg["data"]
+    tasks = sys.argv[2].split(",") if len(sys.argv) > 2 else list(cfg["data"]["train"])
     os.makedirs(work, exist_ok=True)
-    share = d["held_out_share"]
-    examples, held = {}, {}
-    for task, maker in generate.MAKERS.items():
-        r = random.Random(f"{cfg['seed']} {task}")
-        train, test, seen = [], [], set()
-        while len(train) < d["train"][task] or len(test) < d["held_out"]:
-            e = maker(r)
-            if e["prompt"] in seen:
-                continue
-            if is_combination(task, e["key"]) and held_out(e["key"], share):
-                if len(test) < d["held_out"]:
-                    seen.add(e["prompt"])
-                    test.append(e)
-            elif len(train) < d["train"][task]:
-                seen.add(e["prompt"])
-                train.append(e)
-        examples[task], held[task] = train, test
-    r = random.Random(cfg["seed"])
-    items = debian(os.path.join(work, "debian"))
-    r.shuffle(items)
-    examples["debian"] = [debian_example(i, r) for i in items if not held_out(i[0], 0.05)][: d["train"]["debian"]]
-    held["debian"] = [debian_example(i, r) for i in items if held_out(i[0], 0.05)][: d["held_out"]]
+    sets = {task: packages(cfg, work) if task == "debian" else generated(cfg, task) for task in tasks}
     path = os.path.join(work, "tokenizer.json")
     if not os.path.exists(path):
-        texts = [e["prompt"] + "\n" + e["answer"] for task in ("report", "sql", "code") for e in examples[task][:15000]]
-        texts += [e["prompt"] + "\n" + e["answer"] for e in examples["debian"][:12000]]
-        build_tokenizer(texts, cfg["model"]["vocab"], path)
-    tok = Tokenizer.from_file(path)
-    for task, es in examples.items():
-        tokens, offsets, prompts, dropped = [], [0], [], 0
-        for s in range(0, len(es), 5000):
-            part = es[s: s + 5000]
-            ps = tok.encode_batch([render(e["prompt"]) for e in part])
-            ans = tok.encode_batch([e["answer"] + "<turn|>" for e in part], add_special_tokens=False)
-            for p, a in zip(ps, ans):
-                if len(p.ids) > cfg["max_prompt_tokens"] or len(a.ids) > cfg["max_answer_tokens"]:
-                    dropped += 1
-                    continue
-                tokens.extend(p.ids + a.ids)
-                offsets.append(len(tokens))
-                prompts.append(len(p.ids))
-        np.savez(os.path.join(work, f"train-{task}.npz"), tokens=np.array(tokens, np.uint16), offsets=np.array(offsets, np.int64),
-                 prompts=np.array(prompts, np.int32))
-        kept = []
-        for e in held[task]:
-            p, a = tok.encode(render(e["prompt"])).ids, tok.encode(e["answer"] + "<turn|>", add_special_tokens=False).ids
-            if len(p) <= cfg["max_prompt_tokens"] and len(a) <= cfg["max_answer_tokens"]:
-                kept.append(dict(e, prompt_ids=p, answer_ids=a))
-        with open(os.path.join(work, f"held-{task}.jsonl"), "w", encoding="utf-8") as f:
-            for e in kept:
-                f.write(json.dumps(e, ensure_ascii=False) + "\n")
-        n = len(prompts)
-        lens = np.diff(offsets)
-        print(f"{task}: {n} examples ({dropped} too long), prompt {np.mean(prompts):.0f} tokens (max {max(prompts)}), "
-              f"answer {np.mean(lens - np.array(prompts)):.1f} (max {max(lens - np.array(prompts))}), held out {len(kept)}", flush=True)
+        build_tokenizer([e["prompt"] + "\n" + e["answer"] for task in ("report", "sql", "code", "debian") for e in sets[task][0][:15000]],
+                        cfg["model"]["vocab"], path)
+    encoder = Encoder(cfg, Tokenizer.from_file(path))
+    for task, (train, held) in sets.items():
+        write(work, task, encoder, train, held)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 import model as M
+import pictures as P
 import sampler as S
-from train import load_config
+import vision as V
+from train import load_config, shapes
 
 
 def published_config(cfg):
     m = cfg["model"]
-    v = m["vocab"]
+    v, t = m["vocab"], m["vision"]
     return {
         "architectures": ["DiffusionGemmaForBlockDiffusion"], "model_type": "diffusion_gemma", "dtype": "bfloat16",
         "canvas_length": cfg["canvas"], "boi_token_id": v - 3, "eoi_token_id": v - 2, "image_token_id": v - 1,
@@ -37,11 +39,12 @@ def published_config(cfg):
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}}},
         "vision_config": {
-            "model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "num_key_value_heads": 2, "head_dim": 16, "patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 128,
-            "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "attention_dropout": 0.0,
-            "max_position_embeddings": 131072, "initializer_range": 0.02, "standardize": True, "use_clipped_linears": False,
-            "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}},
+            "model_type": "gemma4_vision", "hidden_size": t["hidden"], "intermediate_size": t["intermediate"],
+            "num_hidden_layers": t["layers"], "num_attention_heads": t["heads"], "num_key_value_heads": t["heads"],
+            "head_dim": t["head_dim"], "patch_size": t["patch"], "pooling_kernel_size": t["pooling"],
+            "position_embedding_size": t["positions"], "rms_norm_eps": m["eps"], "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 131072, "initializer_range": 0.02,
+            "standardize": True, "use_clipped_linears": False, "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}},
     }
 
 
@@ -53,66 +56,40 @@ def generation_config(cfg):
             "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": g["entropy_bound"]}}
 
 
-def untrained_vision(cfg, config):
-    """A placeholder tower, so that the published class finds every tensor it wants."""
-    v = config["vision_config"]
-    h, i, d = v["hidden_size"], v["intermediate_size"], v["num_attention_heads"] * v["head_dim"]
-    g = torch.Generator().manual_seed(cfg["seed"])
-    r = lambda *s: (torch.randn(*s, generator=g) * 0.02).bfloat16()
-    one = lambda n: torch.ones(n).bfloat16()
-    e = "model.encoder."
-    out = {e + "embed_vision.embedding_projection.weight": r(cfg["model"]["hidden"], h),
-           e + "vision_tower.patch_embedder.input_proj.weight": r(h, 3 * v["patch_size"] ** 2),
-           e + "vision_tower.patch_embedder.position_embedding_table": r(2, v["position_embedding_size"], h),
-           e + "vision_tower.std_bias": torch.zeros(h).bfloat16(), e + "vision_tower.std_scale": one(h)}
-    for j in range(v["num_hidden_layers"]):
-        p = f"{e}vision_tower.encoder.layers.{j}."
-        for n, s in (("q", (d, h)), ("k", (d, h)), ("v", (d, h)), ("o", (h, d))):
-            out[p + f"self_attn.{n}_proj.linear.weight"] = r(*s)
-        out[p + "self_attn.q_norm.weight"] = one(v["head_dim"])
-        out[p + "self_attn.k_norm.weight"] = one(v["head_dim"])
-        for n, s in (("gate", (i, h)), ("up", (i, h)), ("down", (h, i))):
-            out[p + f"mlp.{n}_proj.linear.weight"] = r(*s)
-        for n in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            out[p + n + "_layernorm.weight"] = one(h)
-    return out
-
-
 def check(cfg, folder, tensors):
     """Largest difference between the published class and the lean model, both in fp32 on the bf16 weights."""
-    from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+    import published
 
-    ref, info = DiffusionGemmaForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    ref, info = published.load(folder)
     assert not info["missing_keys"] and not info["unexpected_keys"], info
-    ref.eval()
     m, n = cfg["model"], cfg["canvas"]
     tables = M.Tables(m)
-    w = M.cast({k: v.float() for k, v in tensors.items() if k in M.shapes(m)}, torch.float32)
-    w["scale"] = m["hidden"] ** 0.5  # in fp32 the class does not round it to bf16
+    w = M.cast({k: v.float() for k, v in tensors.items()}, torch.float32)
+    soft = (P.SIDE // (m["vision"]["patch"] * m["vision"]["pooling"])) ** 2
     g = torch.Generator().manual_seed(1)
     worst = {}
     with torch.no_grad():
-        for length in (5, 127, 128, 170):
+        for length, picture in ((5, None), (127, None), (128, None), (170, None), (90, 3), (170, 4)):
             ids = torch.randint(m["vocab"] - 3, (1, length), generator=g)
             ids[0, 0] = 2
+            if picture is not None:
+                ids[0, 6: 6 + soft] = m["vocab"] - 1
             canvas = torch.randint(m["vocab"] - 3, (1, n), generator=g)
-            cache = DynamicCache(config=ref.config.get_text_config())
-            enc = ref.model.encoder(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
-            one = torch.tensor([length])
-            bs, bf = M.masks(m, one, one, length, 1, n)
+            hidden, cache = published.encode(ref, ids[0].tolist(), picture)
+            bs, bf = M.masks(m, ids, torch.tensor([length]), 1, n)
             pos = torch.arange(length + n)[None]
             iscanvas = torch.arange(length + n) >= length
-            soft, sc = None, None
+            soft_canvas, sc = None, None
+            at = f"{length}, picture" if picture is not None else length
             for turn in ("plain", "conditioned"):
-                x = torch.cat((M.embed(w, ids), M.embed_canvas(m, w, canvas, soft)), 1)
+                x = torch.cat((V.embed(m, w, ids, [picture]), M.embed_canvas(m, w, canvas, soft_canvas)), 1)
                 h = M.forward(m, w, tables, x, pos, iscanvas, bs, bf)
                 mine = S.logits_of(m, w, h)
                 out = ref(decoder_input_ids=canvas, past_key_values=cache, self_conditioning_logits=sc).logits
-                worst[f"canvas {turn} {length}"] = (mine[:, length:] - out).abs().max().item()
+                worst[f"canvas {turn} {at}"] = (mine[:, length:] - out).abs().max().item()
                 sc = out / 0.7
-                soft = torch.softmax(sc, -1) @ w[M.SHARED + "embed_tokens.weight"]
-            causal = S.logits_of(m, w, enc.last_hidden_state)
-            worst[f"causal {length}"] = (mine[:, :length] - causal).abs().max().item()
+                soft_canvas = torch.softmax(sc, -1) @ w[M.SHARED + "embed_tokens.weight"]
+            worst[f"causal {at}"] = (mine[:, :length] - published.logits(ref, hidden)).abs().max().item()
     print(json.dumps({k: float(f"{v:.2g}") for k, v in worst.items()}))
     assert max(worst.values()) < 2e-3, "the export differs from the published class"
 
@@ -124,8 +101,8 @@ def main():
     st = torch.load(state)
     os.makedirs(out, exist_ok=True)
     config = published_config(cfg)
-    tensors = {n: st["average"][n].detach().to(torch.bfloat16).contiguous() for n in M.shapes(cfg["model"])}
-    save_file({**tensors, **untrained_vision(cfg, config)}, os.path.join(out, "model.safetensors"), metadata={"format": "pt"})
+    tensors = {n: st["average"][n].detach().to(torch.bfloat16).contiguous() for n in shapes(cfg["model"])}
+    save_file(tensors, os.path.join(out, "model.safetensors"), metadata={"format": "pt"})
     for name, content in (("config.json", config), ("generation_config.json", generation_config(cfg))):
         with open(os.path.join(out, name), "w") as f:
             json.dump(content, f, indent=2)

@@ -15,7 +15,7 @@ def main():
     cfg = T.load_config()
     torch.set_num_threads(1)
     m = cfg["model"]
-    params = M.create(m, 5)
+    params = M.create(M.shapes(m), 5)
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for n, p in params.items():

@@ -6,7 +6,7 @@ them to bf16 once and runs everything on a batch of rows
     [ prompt and answer, causal | canvas | canvas ... ]
 
 in a single pass: a mask decides who sees whom, and the two layer_scalars are chosen per token. So the
-causal loss and the denoising loss share one forward. check_export.py compares this file with the
+causal loss and the denoising loss share one forward. export.py compares this file with the
 published class on every exported checkpoint.
 """
 import ctypes
@@ -102,10 +102,10 @@ def shapes(cfg):
     return out
 
 
-def create(cfg, seed):
+def create(shapes, seed):
     g = torch.Generator().manual_seed(seed)
     params = {}
-    for name, (shape, init) in shapes(cfg).items():
+    for name, (shape, init) in shapes.items():
         t = torch.full(shape, init[1]) if isinstance(init, tuple) else torch.randn(shape, generator=g) * init
         params[name] = t.requires_grad_(True)
     return params
@@ -438,7 +438,7 @@ def cast(params, dtype):
     w = {}
     for name, p in params.items():
         w[name] = p.to(dtype) if p.dim() > 1 and "router" not in name else p
-    for base in {n[: n.rindex("self_attn.")] for n in params if "self_attn.q_proj" in n}:
+    for base in {n[: n.rindex("self_attn.")] for n in params if n.startswith(SHARED) and "self_attn.q_proj" in n}:
         parts = [w[base + f"self_attn.{x}_proj.weight"] for x in "qkv" if base + f"self_attn.{x}_proj.weight" in w]
         w[base + "qkv"] = torch.cat(parts)
         w[base + "gu"] = torch.cat((w[base + "mlp.gate_proj.weight"], w[base + "mlp.up_proj.weight"]))
@@ -489,11 +489,20 @@ def forward(cfg, w, tables, x, pos, canvas_mask, bias_sliding, bias_full, balanc
     return rms(x, w[SHARED + "norm.weight"], eps)
 
 
-def masks(cfg, prefix_len, prompt_len, prefix_cols, canvases, canvas):
+def image_groups(cfg, tokens):
+    """The number of the picture that each token [B,T] is a part of, -1 for text: runs of the placeholder."""
+    image = tokens == cfg["vocab"] - 1
+    begins = image & ~F.pad(image, (1, 0))[:, :-1]
+    return torch.where(image, begins.cumsum(1), -1)
+
+
+def masks(cfg, tokens, prompt_len, canvases, canvas):
     """Additive masks [B,T,T] (sliding, full) for rows [prefix | canvas * canvases].
 
-    prefix_len [B]: tokens of the causal part; prompt_len [B]: how many of them the canvases may see.
+    tokens [B,P]: the prefixes, padded; prompt_len [B]: how many of their tokens the canvases may see. The tokens
+    of one picture see each other, wherever they stand.
     """
+    prefix_cols = tokens.shape[1]
     t = prefix_cols + canvases * canvas
     i = torch.arange(t)
     isc = i >= prefix_cols
@@ -501,11 +510,13 @@ def masks(cfg, prefix_len, prompt_len, prefix_cols, canvases, canvas):
     q, k = i[:, None], i[None, :]
     causal = (~isc[:, None]) & (~isc[None, :]) & (k <= q)
     own = isc[:, None] & (block[:, None] == block[None, :])
-    base = (causal | own)[None]
+    group = F.pad(image_groups(cfg, tokens), (0, canvases * canvas), value=-1)
+    together = (group[:, :, None] == group[:, None, :]) & (group >= 0)[:, :, None]
+    base = (causal | own)[None] | together
     sees = (isc[:, None] & ~isc[None, :])[None] & (k[None] < prompt_len[:, None, None])
     full = base | sees
     win = (causal & (q - k < cfg["window"])) | own
-    sliding = win[None] | (sees & (k[None] >= prompt_len[:, None, None] - (cfg["window"] - 1)))
+    sliding = win[None] | together | (sees & (k[None] >= prompt_len[:, None, None] - (cfg["window"] - 1)))
     neg = torch.tensor(-1e9)
     zero = torch.tensor(0.0)
     return torch.where(sliding, zero, neg), torch.where(full, zero, neg)

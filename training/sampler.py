@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import model as M
+import vision as V
 
 END = (1, 106, 50)
 PAD, TURN = 0, 106
@@ -23,8 +24,8 @@ def pad_rows(rows, multiple=16):
 
 
 @torch.no_grad()
-def denoise(cfg, w, tables, prefixes, canvas_len, gen, rng, trace=None):
-    """One block for every prefix. Returns (committed tokens [B,L], steps taken [B]).
+def denoise(cfg, w, tables, prefixes, pictures, canvas_len, gen, rng, trace=None):
+    """One block for every prefix and its picture (a number or None). Returns (committed tokens [B,L], steps taken [B]).
 
     trace, a list, receives per step (canvas before the step, soft embedding before it or None, argmax, still running).
     """
@@ -35,11 +36,11 @@ def denoise(cfg, w, tables, prefixes, canvas_len, gen, rng, trace=None):
     t = cols + canvas_len
     pos = torch.cat((torch.arange(cols).expand(b, -1), lens[:, None] + torch.arange(canvas_len)), 1)
     iscanvas = torch.arange(t) >= cols
-    bias_s, bias_f = M.masks(cfg, lens, lens, cols, 1, canvas_len)
+    bias_s, bias_f = M.masks(cfg, tokens, lens, 1, canvas_len)
     table = w[M.SHARED + "embed_tokens.weight"]
     dtype = table.dtype
     bias_s, bias_f = bias_s.to(dtype), bias_f.to(dtype)
-    prefix = M.embed(w, tokens)
+    prefix = V.embed(cfg, w, tokens, pictures)
     canvas = torch.randint(vocab, (b, canvas_len), generator=rng)
     soft, history, committed = None, [], torch.zeros(b, canvas_len, dtype=torch.long)
     running, steps = torch.ones(b, dtype=torch.bool), torch.zeros(b, dtype=torch.long)
@@ -84,7 +85,7 @@ def finish(block):
 
 
 @torch.no_grad()
-def generate(cfg, w, tables, prompts, canvas_len, gen, seed, max_blocks=2):
+def generate(cfg, w, tables, prompts, pictures, canvas_len, gen, seed, max_blocks=2):
     """Answers (token lists with their end token), denoising steps and blocks of every prompt."""
     rng = torch.Generator().manual_seed(seed)
     answers, steps, blocks = [[] for _ in prompts], [0] * len(prompts), [0] * len(prompts)
@@ -92,7 +93,8 @@ def generate(cfg, w, tables, prompts, canvas_len, gen, seed, max_blocks=2):
     for _ in range(max_blocks):
         if not live:
             break
-        committed, taken = denoise(cfg, w, tables, [prompts[i] + answers[i] for i in live], canvas_len, gen, rng)
+        committed, taken = denoise(cfg, w, tables, [prompts[i] + answers[i] for i in live], [pictures[i] for i in live],
+                                   canvas_len, gen, rng)
         rest = []
         for row, i in enumerate(live):
             kept, ended = finish(committed[row])
@@ -106,15 +108,15 @@ def generate(cfg, w, tables, prompts, canvas_len, gen, seed, max_blocks=2):
 
 
 @torch.no_grad()
-def causal_right(cfg, w, tables, prompts, answers):
+def causal_right(cfg, w, tables, prompts, pictures, answers):
     """Per case the number of answer tokens that are the causal argmax, and the answer's length."""
     rows = [p + a for p, a in zip(prompts, answers)]
     tokens = pad_rows(rows)
     b, t = tokens.shape
     lens = torch.tensor([len(r) for r in rows])
-    bias_s, bias_f = M.masks(cfg, lens, lens, t, 0, 1)
+    bias_s, bias_f = M.masks(cfg, tokens, lens, 0, 1)
     dtype = w[M.SHARED + "embed_tokens.weight"].dtype
-    h = M.forward(cfg, w, tables, M.embed(w, tokens), torch.arange(t).expand(b, -1), torch.zeros(t, dtype=torch.bool),
+    h = M.forward(cfg, w, tables, V.embed(cfg, w, tokens, pictures), torch.arange(t).expand(b, -1), torch.zeros(t, dtype=torch.bool),
                   bias_s.to(dtype), bias_f.to(dtype))
     right = []
     for i, (p, a) in enumerate(zip(prompts, answers)):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 import model as M
 import sampler as S
+import vision as V
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -82,7 +84,9 @@ class Optimizer:
         return {"m": self.m, "v": self.v, "t": self.t}
 
     def load(self, state):
-        self.m, self.v, self.t = state["m"], state["v"], state["t"]
+        self.m.update(state["m"])
+        self.v.update(state["v"])
+        self.t = state["t"]
 
     @torch.no_grad()
     def step(self, lr_matrix, lr_adam, decay=0.0):
@@ -127,6 +131,14 @@ class Optimizer:
             p.grad = None
 
 
+class Row(NamedTuple):
+    """One example: prompt and answer, the prompt's length, the number of its picture."""
+    task: str
+    ids: np.ndarray
+    prompt: int
+    picture: int | None = None
+
+
 class Data:
     """Batches of about `budget` tokens. A pool of examples is drawn by its number, sorted by length and cut."""
 
@@ -134,7 +146,7 @@ class Data:
         self.sets, self.names, self.weights = {}, sorted(mixture), [mixture[k] for k in sorted(mixture)]
         for name in self.names:
             z = np.load(os.path.join(work, f"train-{name}.npz"))
-            self.sets[name] = (z["tokens"], z["offsets"], z["prompts"])
+            self.sets[name] = (z["tokens"], z["offsets"], z["prompts"], z["pictures"] if "pictures" in z else None)
         self.seed, self.canvas = seed, canvas
         self.pool = self.at = 0
         self.cuts = None
@@ -149,13 +161,14 @@ class Data:
         r = np.random.default_rng((self.seed, self.pool))
         rows = []
         for k in r.choice(len(self.names), 512, p=self.weights):
-            tokens, offsets, prompts = self.sets[self.names[k]]
+            tokens, offsets, prompts, pictures = self.sets[self.names[k]]
             i = int(r.integers(len(prompts)))
-            rows.append((self.names[k], tokens[offsets[i]: offsets[i + 1]].astype(np.int64), int(prompts[i])))
-        rows.sort(key=lambda x: len(x[1]))
+            rows.append(Row(self.names[k], tokens[offsets[i]: offsets[i + 1]].astype(np.int64), int(prompts[i]),
+                            None if pictures is None else int(pictures[i])))
+        rows.sort(key=lambda x: len(x.ids))
         cuts, part = [], []
         for row in rows:
-            width = -(-len(row[1]) // 16) * 16 + extra
+            width = -(-len(row.ids) // 16) * 16 + extra
             if part and width * (len(part) + 1) > budget:
                 cuts.append(part)
                 part = []
@@ -181,7 +194,7 @@ class Data:
 def causal_targets(part, cols, prompt_weight):
     """Flat positions, targets and weights of the next-token loss."""
     index, target, weight = [], [], []
-    for i, (name, ids, prompt) in enumerate(part):
+    for i, (name, ids, prompt, _) in enumerate(part):
         start = 1 if name == "debian" else prompt
         j = np.arange(start, len(ids))
         index.append(i * cols + j - 1)
@@ -196,7 +209,7 @@ def canvas_targets(part, length, canvases, fill_weight, rng):
     clean = torch.full((len(part), length), S.TURN)
     weight = torch.full((len(part), length), fill_weight)
     seen = []
-    for i, (_, ids, prompt) in enumerate(part):
+    for i, (_, ids, prompt, _) in enumerate(part):
         n = len(ids) - prompt
         block = int(torch.randint(-(-n // length), (1,), generator=rng))
         a = ids[prompt + block * length: prompt + (block + 1) * length]
@@ -225,11 +238,10 @@ def batch_loss(cfg, w, tables, part, canvases, rng):
     m, s1, canvas = cfg["model"], cfg["stage1"], cfg["canvas"]
     k = canvases
     rows = len(part)
-    tokens = S.pad_rows([x[1] for x in part])
+    tokens = S.pad_rows([x.ids for x in part])
     cols = tokens.shape[1]
     t = cols + k * canvas
-    lens = torch.tensor([len(x[1]) for x in part])
-    prefix = M.embed(w, tokens)
+    prefix = V.embed(m, w, tokens, [x.picture for x in part])
     iscanvas = torch.arange(t) >= cols
     if k:
         clean, seen, cw = canvas_targets(part, canvas, k, s1["fill_weight"], rng)
@@ -239,8 +251,8 @@ def batch_loss(cfg, w, tables, part, canvases, rng):
         noisy = torch.where(torch.rand(clean.shape, generator=rng) < level, noise, clean).view(rows, k * canvas)
         pos = torch.cat((torch.arange(cols).expand(rows, -1), (seen[:, None] + torch.arange(canvas)).repeat(1, k)), 1)
     else:
-        seen, pos = lens, torch.arange(cols).expand(rows, -1)
-    bias_s, bias_f = (x.bfloat16() for x in M.masks(m, lens, seen, cols, k, canvas))
+        seen, pos = torch.tensor([len(x.ids) for x in part]), torch.arange(cols).expand(rows, -1)
+    bias_s, bias_f = (x.bfloat16() for x in M.masks(m, tokens, seen, k, canvas))
     table = w[M.SHARED + "embed_tokens.weight"]
     x = prefix
     if k:
@@ -280,11 +292,12 @@ def evaluate(cfg, params, tables, held, seed, gen, n=32, sample=True):
     out = {}
     for task, cases in held.items():
         cases = cases[:n]
-        right = S.causal_right(m, w, tables, [c["prompt_ids"] for c in cases], [c["answer_ids"] for c in cases])
+        prompts, pictures = [c["prompt_ids"] for c in cases], [c.get("picture") for c in cases]
+        right = S.causal_right(m, w, tables, prompts, pictures, [c["answer_ids"] for c in cases])
         out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3), "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3)}
         if not sample:
             continue
-        answers, steps, _ = S.generate(m, w, tables, [c["prompt_ids"] for c in cases], cfg["canvas"], gen, seed)
+        answers, steps, _ = S.generate(m, w, tables, prompts, pictures, cfg["canvas"], gen, seed)
         exact = sum(a == c["answer_ids"] for a, c in zip(answers, cases))
         overlap = sum(sum(x == y for x, y in zip(a, c["answer_ids"])) / len(c["answer_ids"]) for a, c in zip(answers, cases))
         out[task] |= {"exact": round(exact / len(cases), 3), "token": round(overlap / len(cases), 3),
@@ -300,6 +313,11 @@ def read_held(work, names):
     return held
 
 
+def shapes(m):
+    """All weights, those of the text layers and of the tower."""
+    return {**M.shapes(m), **V.shapes(m)}
+
+
 def main():
     work = sys.argv[1]
     cfg = load_config()
@@ -307,7 +325,7 @@ def main():
     torch.set_num_threads(cfg["threads"])
     torch.manual_seed(cfg["seed"])
     logfile = os.path.join(work, "stage1.log")
-    params = M.create(m, cfg["seed"])
+    params = M.create(shapes(m), cfg["seed"])
     average = {n: p.detach().clone() for n, p in params.items()}
     tables = M.Tables(m)
     opt = Optimizer(params, s1["momentum"])
@@ -317,9 +335,10 @@ def main():
     path = os.path.join(work, "stage1.pt")
     if os.path.exists(path):
         st = torch.load(path)
-        for n, p in params.items():
-            p.data.copy_(st["params"][n])
-        average, step, seconds, count = st["average"], st["step"], st["seconds"], st["count"]
+        for n, p in st["params"].items():  # weights that a newer configuration adds keep their first values
+            params[n].data.copy_(p)
+        average.update(st["average"])
+        step, seconds, count = st["step"], st["seconds"], st["count"]
         opt.load(st["opt"])
         data.load(st["data"])
         rng.set_state(st["rng"])
