@@ -11,6 +11,7 @@
 #include "engine/forward.h"
 #include "engine/kvcache.h"
 #include "engine/memory.h"
+#include "engine/outlook.h"
 #include "engine/planner.h"
 #include "engine/prompt.h"
 #include "engine/request.h"
@@ -18,7 +19,11 @@
 #include "engine/trace.h"
 #include "engine/vision.h"
 
-enum { MAX_PATH = 4096, WAITING_PER_RUNNING = 4 };
+enum {
+    MAX_PATH = 4096,
+    WAITING_PER_RUNNING = 4,
+    PASSES_TO_TRUST = 8, /* before a prediction is one */
+};
 
 struct list {
     struct ns_sequence **item;
@@ -50,6 +55,9 @@ struct ns_engine {
     const struct ns_image **image;
     const float **image_soft;
     uint32_t n_image_room;
+
+    struct ns_outlook *outlook;
+    uint32_t n_learnt; /* passes that the outlook has seen */
 
     const struct ns_trace *trace;
     uint64_t n_submitted, n_put_back;
@@ -162,6 +170,24 @@ open_vision(struct ns_engine *engine, uint32_t rows, struct ns_error *err)
                             &engine->vision, err);
 }
 
+static enum ns_status
+open_outlook(struct ns_engine *engine, struct ns_error *err)
+{
+    const struct ns_memory_plan *memory = &engine->memory;
+    struct ns_outlook_options outlook = {
+        .rates = ns_cost_guess(engine->options.backend.n_threads),
+        .pass_tokens = engine->options.pass_tokens,
+        .max_sequences = engine->options.max_sequences,
+        .memory_bytes = (double)(memory->full_bytes + memory->sliding_bytes),
+        .max_steps = engine->model->generation.max_denoising_steps,
+        .ar_capable = engine->model->generation.ar_capable,
+    };
+
+    ns_cost_shape_of(engine->model, sizeof(float), engine->options.kv_plain,
+                     &outlook.shape);
+    return ns_outlook_create(&outlook, &engine->outlook, err);
+}
+
 enum ns_status
 ns_engine_open(const struct ns_engine_options *options,
                struct ns_engine **out, struct ns_error *err)
@@ -232,6 +258,9 @@ ns_engine_open(const struct ns_engine_options *options,
         if (status != NS_OK)
             goto out;
     }
+    status = open_outlook(engine, err);
+    if (status != NS_OK)
+        goto out;
     snprintf(engine->revision, sizeof(engine->revision), "%s-%s/%s/%s",
              NS_VERSION, NS_NUMERICS, engine->be->ops->name,
              engine->be->arithmetic);
@@ -262,6 +291,7 @@ ns_engine_close(struct ns_engine *engine)
     drop_all(engine, &engine->running);
     drop_all(engine, &engine->over);
     ns_vision_destroy(engine->vision);
+    ns_outlook_destroy(engine->outlook);
     ns_forward_destroy(engine->fw);
     ns_batch_destroy(engine->batch);
     ns_kvcache_destroy(engine->kv);
@@ -308,6 +338,12 @@ const struct ns_memory_plan *
 ns_engine_memory(const struct ns_engine *engine)
 {
     return &engine->memory;
+}
+
+struct ns_outlook *
+ns_engine_outlook(const struct ns_engine *engine)
+{
+    return engine->outlook;
 }
 
 void
@@ -521,6 +557,24 @@ report_block(struct ns_engine *engine, struct ns_sequence *seq)
     seq->block_start = seq->n_known;
 }
 
+/* What it took, for those of its kind to come. */
+static void
+learn_job(struct ns_engine *engine, const struct ns_sequence *seq)
+{
+    const struct ns_usage *usage = &seq->usage;
+    struct ns_yield yield = { .answer = usage->new_tokens,
+                              .steps = usage->denoise_steps };
+
+    if (seq->request.n_resume > 0)
+        return; /* the figures of its last part alone */
+    if (seq->request.mode == NS_MODE_DIFFUSION)
+        yield.canvases = usage->blocks;
+    else if (seq->request.mode == NS_MODE_HYBRID)
+        yield.canvases = usage->drafted / seq->request.canvas_length;
+    ns_outlook_learn_job(engine->outlook, seq->request.job_class,
+                         seq->request.mode, &yield);
+}
+
 static void
 report_done(struct ns_engine *engine, struct ns_sequence *seq)
 {
@@ -530,6 +584,7 @@ report_done(struct ns_engine *engine, struct ns_sequence *seq)
 
     if (seq->ended || seq->n_known > seq->block_start)
         seq->usage.blocks++;
+    learn_job(engine, seq);
     event = add_event(engine, NS_EVENT_DONE, seq);
     event->tokens = ns_sequence_answer(seq);
     event->n_tokens = ns_sequence_n_answer(seq);
@@ -591,11 +646,28 @@ reservation(const struct ns_engine *engine, const struct ns_sequence *seq)
     return (uint32_t)(reserve < worst ? reserve : worst);
 }
 
+/* Whether those that run fill a pass already. More of them would not make it
+ * faster, but take pages that shared prefixes are kept in. */
+static bool
+sated(const struct ns_engine *engine)
+{
+    uint64_t rows = 0;
+
+    for (uint32_t i = 0; i < engine->running.n; i++) {
+        const struct ns_sequence *seq = engine->running.item[i];
+
+        rows += seq->n_known - seq->n_cached;
+        if (!ns_sequence_is_ar(seq))
+            rows += seq->request.canvas_length;
+    }
+    return rows >= engine->options.pass_tokens;
+}
+
 static void
 admit_waiting(struct ns_engine *engine)
 {
     sort_by_rank(engine, &engine->waiting);
-    for (uint32_t i = 0; i < engine->waiting.n;) {
+    for (uint32_t i = 0; i < engine->waiting.n && !sated(engine);) {
         struct ns_sequence *seq = engine->waiting.item[i];
         uint32_t cached;
         enum ns_admission how =
@@ -944,6 +1016,7 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
                struct ns_error *err)
 {
     uint64_t start = now_ns();
+    struct ns_cost_load load = { 0 };
     enum ns_status status;
     uint32_t before = 0, after = 0;
 
@@ -957,6 +1030,12 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
     if (status != NS_OK)
         return status;
     build_batch(engine, report);
+    ns_cost_add_batch(&ns_outlook_options(engine->outlook)->shape, &load,
+                      engine->batch);
+    if (engine->n_learnt >= PASSES_TO_TRUST)
+        report->predicted_ns =
+            (uint64_t)(1e9 * ns_outlook_seconds(engine->outlook, &load));
+    report->plan_ns = now_ns() - start;
     status = ns_forward(engine->fw, engine->batch, err);
     if (status != NS_OK)
         return status;
@@ -968,6 +1047,11 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
     report_progress(engine);
     report->new_tokens = after - before;
     report->ns = now_ns() - start;
+    if (engine->batch->n_images == 0) { /* the tower is not priced */
+        ns_outlook_learn_pass(engine->outlook, &load,
+                              1e-9 * (double)report->ns);
+        engine->n_learnt++;
+    }
     return NS_OK;
 }
 

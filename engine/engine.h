@@ -37,6 +37,15 @@ enum ns_mode {
     NS_MODE_HYBRID,
 };
 
+/* Jobs that are alike: what they are expected to cost is learnt apart. */
+enum ns_job_class {
+    NS_CLASS_OTHER,
+    NS_CLASS_CODE,
+    NS_CLASS_SUMMARY,
+    NS_CLASS_PICTURE,
+    NS_N_JOB_CLASSES,
+};
+
 struct ns_engine_options {
     const char *model_directory;
     struct ns_backend_options backend;
@@ -107,6 +116,7 @@ struct ns_request {
     const struct ns_request_image *images; /* in order of position */
     uint32_t n_images;
     enum ns_mode mode; /* not AUTO */
+    enum ns_job_class job_class;
     uint64_t seed;
     uint32_t max_tokens;
     uint32_t canvas_length; /* 16..L, multiple of 16; 0: L */
@@ -182,6 +192,9 @@ struct ns_pass_report {
     uint32_t prefill_rows, canvas_rows, commit_rows, ar_rows;
     uint32_t new_tokens; /* that became part of an answer */
     uint64_t ns;         /* wall time */
+    uint64_t predicted_ns; /* what it was expected to take; 0 while the rates
+                            * of this machine are a guess */
+    uint64_t plan_ns;    /* of it, before the first operation */
 };
 
 /* One pass; at most one. `report->n_rows` is 0 when there was nothing to do.
@@ -189,6 +202,10 @@ struct ns_pass_report {
 enum ns_status ns_engine_pass(struct ns_engine *,
                               struct ns_pass_report *report,
                               struct ns_error *err);
+
+/* What is to be expected of jobs here (outlook.h). any */
+struct ns_outlook;
+struct ns_outlook *ns_engine_outlook(const struct ns_engine *);
 
 struct ns_engine_load { /* a snapshot */
     uint32_t running, waiting;
