@@ -77,6 +77,8 @@ struct ns_kafka_state {
     uint32_t n_partitions; /* ours now */
     uint64_t in_flight;    /* handed out, ours, not acknowledged */
     uint64_t lag;          /* messages not acknowledged, as far as known */
+    int64_t head_ms; /* for how long one unfinished message has held up its
+                      * partition's watermark: the longest */
     uint64_t gap;          /* messages that retention took before we read them */
     uint64_t rebalances, commits, commit_failures, rewinds;
     const char *trouble; /* why it is not ready; NULL. Until the next poll */

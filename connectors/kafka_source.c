@@ -38,6 +38,8 @@ struct partition {
     int64_t stored;           /* what the group's offset is; -1: not known */
     int64_t asked;            /* what was last sent to be stored */
     int64_t gap_checked_ms;
+    int64_t head_since_ms; /* the watermark's offset has been in flight, or
+                            * at the head of it, since then */
 };
 
 struct ns_kafka_source {
@@ -594,6 +596,8 @@ receive(struct ns_kafka_source *kafka, struct partition *partition,
         return ns_fail(err, NS_FATAL, "%s: offset %" PRIu64
                        " has no room in its ledger", partition->origin,
                        offset);
+    if (ns_ledger_in_flight(partition->ledger) == 1)
+        partition->head_since_ms = ns_kafka_now_ms();
     partition->next = offset + 1;
     kafka->in_flight++;
     return NS_OK;
@@ -696,10 +700,16 @@ acknowledge(struct ns_source *source, struct ns_position position)
 {
     struct ns_kafka_source *kafka = (struct ns_kafka_source *)source;
     struct partition *partition = owned(kafka, position);
+    uint64_t head;
 
-    if (partition && partition->ledger &&
-        ns_ledger_done(partition->ledger, position.offset))
-        kafka->in_flight--;
+    if (!partition || !partition->ledger)
+        return;
+    head = ns_ledger_watermark(partition->ledger);
+    if (!ns_ledger_done(partition->ledger, position.offset))
+        return;
+    kafka->in_flight--;
+    if (ns_ledger_watermark(partition->ledger) != head)
+        partition->head_since_ms = ns_kafka_now_ms();
 }
 
 static bool
@@ -721,6 +731,7 @@ ns_kafka_source_state(const struct ns_kafka_source *kafka)
         .rewinds = kafka->rewinds,
         .trouble = kafka->trouble ? kafka->trouble_text : NULL,
     };
+    int64_t now_ms = ns_kafka_now_ms();
 
     for (uint32_t i = 0; i < kafka->n_partitions; i++) {
         const struct partition *partition = kafka->partition[i];
@@ -729,6 +740,9 @@ ns_kafka_source_state(const struct ns_kafka_source *kafka)
         if (!partition->queue)
             continue;
         state.n_partitions++;
+        if (partition->ledger && ns_ledger_in_flight(partition->ledger) > 0 &&
+            now_ms - partition->head_since_ms > state.head_ms)
+            state.head_ms = now_ms - partition->head_since_ms;
         at = partition->ledger
                  ? (int64_t)ns_ledger_watermark(partition->ledger)
                  : partition->stored;

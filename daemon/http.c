@@ -126,6 +126,7 @@ about(const struct ns_http *http, const struct view *view)
         .kafka_lag = state->kafka_lag,
         .kafka_gap = state->kafka_gap,
         .kafka_rebalances = state->kafka_rebalances,
+        .kafka_head_ms = state->kafka_head_ms,
         .kafka_partitions = state->kafka_partitions,
     };
 }
@@ -233,7 +234,13 @@ write_status(struct ns_http *http, struct ns_buf *out)
                           ns_metrics_code(i), atomic_load(&m->errors[i]));
     ns_buf_text(out, "}");
     if (view.state.has_kafka)
-        ns_buf_printf(out, ",\"lag\":%" PRIu64, view.state.kafka_lag);
+        ns_buf_printf(out, ",\"lag\":%" PRIu64 ",\"head_ms\":%" PRId64,
+                      view.state.kafka_lag, view.state.kafka_head_ms);
+    ns_buf_text(out, ",\"jobs\":");
+    if (http->options.board)
+        ns_board_write(http->options.board, out);
+    else
+        ns_buf_text(out, "[]");
     ns_buf_text(out, ",\"history\":[");
     for (size_t i = 0; i < http->n_samples; i++, at++) {
         write_sample(out, &http->sample[at % N_SAMPLES]);

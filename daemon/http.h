@@ -7,7 +7,7 @@
  *     GET /readyz       200 or 503: jobs are taken in
  *
  * Serves from one thread of its own and never asks the pipeline: it reads
- * atomics, and what the event loop published last. So a client can wait for
+ * atomics, the board, and what the event loop published last. So a client can wait for
  * the daemon's numbers, and never the daemon for a client. If the event loop
  * publishes nothing for half a minute, it hangs, and /healthz says so.
  *
@@ -25,11 +25,13 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "daemon/board.h"
 #include "daemon/metrics.h"
 
 struct ns_http_options {
     const char *listen; /* "127.0.0.1:9464", "[::1]:9464", "host:0" */
     const struct ns_metrics *metrics;
+    struct ns_board *board; /* NULL: no jobs are shown */
     const char *version;
     uint32_t max_clients; /* 0: 64 */
     int64_t client_ms;    /* a connection's whole life; 0: 5 s */
@@ -51,6 +53,7 @@ struct ns_http_state { /* what the event loop knows */
     const char *model, *model_revision; /* borrowed until close; or NULL */
     bool has_kafka;
     uint64_t kafka_lag, kafka_gap, kafka_rebalances;
+    int64_t kafka_head_ms; /* as of struct ns_kafka_state */
     uint32_t kafka_partitions;
 };
 

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/version.h"
 #include "daemon/arguments.h"
+#include "daemon/board.h"
 #include "daemon/ends.h"
 #include "daemon/http.h"
 #include "daemon/metrics.h"
@@ -55,6 +56,7 @@ struct nightshiftd {
     struct ns_notify notify;
     struct ns_decoder *decoder;
     struct ns_metrics metrics;
+    struct ns_board board;
     struct ns_http *http; /* NULL: not asked for */
     int64_t publish_at_ms;
     char **model_names;
@@ -132,6 +134,7 @@ open_http(struct nightshiftd *d, struct ns_error *err)
 {
     struct ns_http_options options = { .listen = d->options->http.listen,
                                        .metrics = &d->metrics,
+                                       .board = &d->board,
                                        .version = NS_VERSION };
     enum ns_status status;
 
@@ -167,6 +170,7 @@ publish(struct nightshiftd *d, enum ns_http_phase phase)
         kafka = ns_kafka_source_state(d->ends.kafka);
         state.has_kafka = true;
         state.kafka_lag = kafka.lag;
+        state.kafka_head_ms = kafka.head_ms;
         state.kafka_gap = kafka.gap;
         state.kafka_rebalances = kafka.rebalances;
         state.kafka_partitions = kafka.n_partitions;
@@ -244,6 +248,7 @@ start(struct nightshiftd *d, struct ns_error *err)
     pipeline.job.id_from_position = d->ends.spool != NULL;
     pipeline.keep_payloads = d->ends.keep_payloads;
     pipeline.metrics = &d->metrics;
+    pipeline.board = d->http ? &d->board : NULL;
     return ns_pipeline_create(&pipeline, &d->pipeline, err);
 }
 
@@ -398,6 +403,7 @@ work(struct nightshiftd *d)
     umask(0027); /* results are read by the spool's group, by nobody else */
     ns_notify_init(&d->notify);
     ns_metrics_init(&d->metrics);
+    ns_board_init(&d->board);
     if (open_http(d, &err) != NS_OK || open_engine(d, &err) != NS_OK ||
         ns_signals_ready(NS_EXIT_AGAIN, &err) != NS_OK)
         return complain(&err, NS_EXIT_CONFIG);

@@ -97,6 +97,23 @@ ns_metrics_init(struct ns_metrics *metrics)
     memset(metrics, 0, sizeof(*metrics)); /* before any thread reads it */
 }
 
+static double
+share_used(uint32_t n_pages, uint32_t n_free)
+{
+    return n_pages > 0 ? 1.0 - (double)n_free / n_pages : 0;
+}
+
+static double
+fuller_pool(const struct ns_engine_load *load,
+            const struct ns_memory_plan *memory)
+{
+    double full = share_used(memory->full_pages, load->full_pages_free);
+    double sliding =
+        share_used(memory->sliding_pages, load->sliding_pages_free);
+
+    return full > sliding ? full : sliding;
+}
+
 void
 ns_metrics_pass(struct ns_metrics *metrics,
                 const struct ns_pass_report *report,
@@ -109,6 +126,7 @@ ns_metrics_pass(struct ns_metrics *metrics,
         if (load->pass_tokens > 0)
             observe(&metrics->pass_fill, fill_bounds,
                     (double)report->n_rows / load->pass_tokens);
+        observe(&metrics->kv_fill, fill_bounds, fuller_pool(load, memory));
     }
     add(&metrics->prefill_rows, report->prefill_rows);
     add(&metrics->canvas_rows, report->canvas_rows);
@@ -242,6 +260,10 @@ write_about(const struct ns_metrics_about *about, struct ns_buf *out)
     line(out, "kafka_lag_messages", "gauge",
          "Messages of our partitions that are not acknowledged.",
          about->kafka_lag);
+    head(out, "kafka_head_age_seconds", "gauge",
+         "Longest time that one unfinished message has held up its partition.");
+    ns_buf_printf(out, "nightshift_kafka_head_age_seconds %.3f\n",
+                  (double)about->kafka_head_ms / 1e3);
     line(out, "kafka_partitions", "gauge", "Partitions assigned to us.",
          about->kafka_partitions);
     line(out, "kafka_lost_messages_total", "counter",
@@ -339,6 +361,9 @@ write_engine(const struct ns_metrics *m, struct ns_buf *out)
     line(out, "images_encoded_total", "counter",
          "Of them encoded; the others were still there.",
          get(&m->images_encoded));
+    histogram(out, "kv_fill_ratio",
+              "Share of the fuller key-value pool in use behind a pass.",
+              &m->kv_fill, fill_bounds);
     head(out, "kv_pages", "gauge", "Pages of the key-value pools.");
     labelled(out, "kv_pages", "pool", "full", full);
     labelled(out, "kv_pages", "pool", "sliding", sliding);

@@ -38,6 +38,7 @@ struct ns_metrics {
     struct ns_histogram queue_s, run_s; /* of jobs that ran to their end */
     struct ns_histogram tokens_per_pass; /* likewise; a job's own passes */
     struct ns_histogram pass_s, pass_fill; /* fill: rows / budget */
+    struct ns_histogram kv_fill; /* of the fuller pool, behind each pass */
 
     _Atomic uint64_t received, in_flight, running, window; /* jobs */
     _Atomic uint64_t ended[NS_METRICS_STATUSES]; /* rows stored, by status */
@@ -74,8 +75,9 @@ struct ns_metrics_about {
     const char *version, *model, *model_revision; /* NULL before it is known */
     int64_t start_unix_s;
     bool ready, healthy;
-    bool has_kafka; /* else the four below are left out */
+    bool has_kafka; /* else those below are left out */
     uint64_t kafka_lag, kafka_gap, kafka_rebalances;
+    int64_t kafka_head_ms;
     uint32_t kafka_partitions;
 };
 

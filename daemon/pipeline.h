@@ -30,6 +30,7 @@
 #include "daemon/pictures.h"
 #include "engine/engine.h"
 
+struct ns_board;
 struct ns_metrics;
 
 struct ns_pipeline_tuning { /* what a reload may change */
@@ -52,6 +53,7 @@ struct ns_pipeline_options {
     bool report_asked_name;    /* results report the name that the job gave */
     bool keep_payloads;        /* the store keeps what it refuses */
     struct ns_metrics *metrics; /* borrowed; NULL: counted for us alone */
+    struct ns_board *board;    /* borrowed; NULL: nobody looks on */
     uint32_t window;           /* jobs in flight */
     uint32_t max_claims;       /* of them begun: what the engine can soon take */
     uint64_t window_bytes;     /* of input in them */

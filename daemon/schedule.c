@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "daemon/board.h"
 #include "daemon/work.h"
 
 enum { BLOCK_TOKENS = 1 << 20 };
@@ -489,11 +490,16 @@ pass(struct schedule *schedule)
 static void
 tell_load(struct schedule *schedule)
 {
+    struct ns_board *board = schedule->pipeline->options.board;
     uint32_t n = 0;
 
     if (!schedule->broken)
         n = ns_engine_load(schedule->engine).running;
     atomic_store(&schedule->pipeline->metrics->running, n);
+    if (board && n > 0)
+        ns_board_put(board, schedule->engine);
+    else if (board)
+        ns_board_clear(board);
 }
 
 void *

@@ -1074,3 +1074,14 @@ ns_engine_load(const struct ns_engine *engine)
     }
     return load;
 }
+
+uint32_t
+ns_engine_progress(const struct ns_engine *engine, struct ns_engine_progress *out,
+                   uint32_t n)
+{
+    if (n > engine->running.n)
+        n = engine->running.n;
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = ns_sequence_progress(engine->running.item[i]);
+    return n;
+}

@@ -216,4 +216,32 @@ struct ns_engine_load { /* a snapshot */
 };
 struct ns_engine_load ns_engine_load(const struct ns_engine *);
 
+enum ns_stage { /* of a running sequence, as drawn above */
+    NS_STAGE_PREFILL,
+    NS_STAGE_DENOISE,
+    NS_STAGE_COMMIT,
+    NS_STAGE_AR,
+};
+
+enum { NS_PROGRESS_CELLS = 256 };
+
+struct ns_engine_progress { /* how far it is: counts, and no token */
+    uint64_t id;
+    enum ns_mode mode;
+    enum ns_stage stage;
+    int64_t submitted_ms;          /* monotonic */
+    uint32_t n_prompt, n_read;     /* tokens; of them in the prefix */
+    uint32_t n_tokens, max_tokens; /* of the answer: known; at most */
+    uint32_t block;                /* index of the one that is being made */
+    /* DENOISE; else all 0. */
+    uint32_t step, max_steps;           /* taken; of the schedule */
+    uint32_t canvas_length, n_accepted; /* by the last step */
+    uint8_t accepted[NS_PROGRESS_CELLS / 8]; /* bit i % 8 of byte i / 8: the
+                                              * canvas's position i */
+};
+
+/* Fills `out` for the first `n` running sequences. Returns how many it did. */
+uint32_t ns_engine_progress(const struct ns_engine *, struct ns_engine_progress *out,
+                            uint32_t n);
+
 #endif

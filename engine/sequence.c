@@ -341,6 +341,43 @@ ns_sequence_choose(struct ns_sequence *seq, int32_t choice)
     }
 }
 
+struct ns_engine_progress
+ns_sequence_progress(const struct ns_sequence *seq)
+{
+    const struct ns_canvas *canvas = &seq->canvas;
+    uint32_t n_prompt = seq->request.n_prompt;
+    struct ns_engine_progress progress = {
+        .id = seq->request.id,
+        .mode = seq->request.mode,
+        .stage = NS_STAGE_COMMIT,
+        .submitted_ms = seq->submitted_ms,
+        .n_prompt = n_prompt,
+        .n_read = seq->n_cached < n_prompt ? seq->n_cached : n_prompt,
+        .n_tokens = ns_sequence_n_answer(seq),
+        .max_tokens = seq->request.max_tokens,
+        .block = seq->next_block,
+    };
+
+    if (seq->n_cached < n_prompt)
+        progress.stage = NS_STAGE_PREFILL;
+    else if (ns_sequence_is_ar(seq))
+        progress.stage = NS_STAGE_AR;
+    else if (seq->canvas_open)
+        progress.stage = NS_STAGE_DENOISE;
+    if (progress.stage != NS_STAGE_DENOISE)
+        return progress;
+    progress.step = canvas->n_steps;
+    progress.max_steps = seq->denoise.max_steps;
+    progress.canvas_length = canvas->length;
+    if (canvas->n_steps == 0) /* what is accepted is the last canvas's yet */
+        return progress;
+    progress.n_accepted = canvas->n_accepted;
+    for (uint32_t i = 0; i < canvas->length && i < NS_PROGRESS_CELLS; i++)
+        if (canvas->accepted[i])
+            progress.accepted[i / 8] |= (uint8_t)(1u << i % 8);
+    return progress;
+}
+
 void
 ns_sequence_put_back(struct ns_sequence *seq)
 {

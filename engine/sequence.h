@@ -106,6 +106,8 @@ void ns_sequence_judge(struct ns_sequence *seq, const int32_t *row_choice);
 /* ar and hybrid: the last encoded row gave this choice for n_known. */
 void ns_sequence_choose(struct ns_sequence *seq, int32_t choice);
 
+struct ns_engine_progress ns_sequence_progress(const struct ns_sequence *seq);
+
 /* Back to the last reported block: what was cached is gone. */
 void ns_sequence_put_back(struct ns_sequence *seq);
 

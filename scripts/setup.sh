@@ -63,6 +63,8 @@ for what in "$@"; do
         need postgresql ls /usr/lib/postgresql/*/bin/initdb
         need pgbouncer test -x /usr/sbin/pgbouncer
         need openssl command -v openssl
+        # The status page is looked at.
+        need chromium command -v chromium
         # Only to fetch one data file, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
         # A real Kafka broker for the tests, and what fetches it.

@@ -104,7 +104,7 @@ now_ms(void)
 }
 
 /* Starts BUILD/argv[0]; output goes to the files, which begin empty. */
-static pid_t
+static inline pid_t
 spawn(const char *const *argv, const char *stdout_path,
       const char *stderr_path)
 {

@@ -283,6 +283,8 @@ every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
     HAS("kv_pages{pool=\"full\"} 100");
     HAS("kv_pages_used{pool=\"full\"} 40");
     HAS("kv_pages_used{pool=\"sliding\"} 0");
+    HAS("kv_fill_ratio_bucket{le=\"0.3\"} 0");
+    HAS("kv_fill_ratio_bucket{le=\"0.4\"} 1");
     HAS("jobs_waiting 5");
     HAS("ready 1");
     HAS("healthy 1");
@@ -295,10 +297,12 @@ every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
     free(answer);
 
     ns_http_publish(http, &(struct ns_http_state){ .has_kafka = true,
-                                                   .kafka_lag = 77 });
+                                                   .kafka_lag = 77,
+                                                   .kafka_head_ms = 61500 });
     answer = ask(ns_http_port(http), "GET", "/metrics");
     check_metrics(body_of(answer));
     assert_true(has_line(answer, "nightshift_kafka_lag_messages 77"));
+    assert_true(has_line(answer, "nightshift_kafka_head_age_seconds 61.500"));
     free(answer);
     ns_http_close(http);
 }
@@ -720,6 +724,51 @@ assert_no_canary(uint16_t port)
     }
 }
 
+/* Until a job's canvas was seen to have moved on from one look to the next. */
+static void
+watch_jobs(uint16_t port)
+{
+    int64_t until = now_ms() + 60000;
+    json_int_t moved = 0, last_job = 0, last_at = 0;
+
+    while (moved == 0) {
+        char *answer = ask(port, "GET", "/status.json");
+        json_t *root = json_loads(body_of(answer), 0, NULL), *job;
+        size_t i;
+
+        assert_non_null(root);
+        assert_true(json_is_array(json_object_get(root, "jobs")));
+        json_array_foreach(json_object_get(root, "jobs"), i, job) {
+            json_int_t id = json_integer_value(json_object_get(job, "job"));
+            json_int_t canvas =
+                json_integer_value(json_object_get(job, "canvas"));
+            json_int_t at =
+                1000 * json_integer_value(json_object_get(job, "block")) +
+                json_integer_value(json_object_get(job, "step"));
+
+            assert_true(json_integer_value(json_object_get(job, "accepted")) <=
+                        canvas);
+            assert_true(json_integer_value(json_object_get(job, "tokens")) <=
+                        json_integer_value(json_object_get(job,
+                                                           "max_tokens")));
+            if (canvas == 0)
+                continue;
+            assert_int_equal(json_string_length(json_object_get(job, "cells")),
+                             (canvas + 7) / 8 * 2);
+            if (id == last_job && at > last_at)
+                moved++;
+            if (last_job == 0) {
+                last_job = id;
+                last_at = at;
+            }
+        }
+        json_decref(root);
+        free(answer);
+        assert_true(now_ms() < until);
+        usleep(20000);
+    }
+}
+
 static void
 the_daemon_counts_what_it_does_and_is_not_ready_while_it_drains(void **state)
 {
@@ -759,6 +808,7 @@ the_daemon_counts_what_it_does_and_is_not_ready_while_it_drains(void **state)
     }
     free(answer);
     assert_no_canary(port);
+    watch_jobs(port);
     kill(pid, SIGTERM);
     while (!was_draining && kill(pid, 0) == 0) {
         answer = ask(port, "GET", "/readyz");

@@ -78,6 +78,16 @@ ns_engine_load(const struct ns_engine *engine)
                                     .full_pages_free = 3 };
 }
 
+uint32_t
+ns_engine_progress(const struct ns_engine *engine, struct ns_engine_progress *out,
+                   uint32_t n)
+{
+    (void)engine;
+    (void)out;
+    (void)n;
+    return 0;
+}
+
 const struct ns_memory_plan *
 ns_engine_memory(const struct ns_engine *engine)
 {
