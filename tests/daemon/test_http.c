@@ -724,49 +724,66 @@ assert_no_canary(uint16_t port)
     }
 }
 
-/* Until a job's canvas was seen to have moved on from one look to the next. */
+static json_int_t
+number_of(const json_t *job, const char *name)
+{
+    return json_integer_value(json_object_get(job, name));
+}
+
+static json_t *
+jobs_in(uint16_t port)
+{
+    char *answer = ask(port, "GET", "/status.json");
+    json_t *root = json_loads(body_of(answer), 0, NULL);
+    json_t *jobs = json_incref(json_object_get(root, "jobs"));
+
+    assert_true(json_is_array(jobs));
+    json_decref(root);
+    free(answer);
+    return jobs;
+}
+
+/* Whether `job` is among those of an earlier look, and was less far then. */
+static bool
+has_moved_since(const json_t *before, const json_t *job)
+{
+    size_t i;
+    json_t *then;
+
+    json_array_foreach(before, i, then)
+        if (number_of(then, "job") == number_of(job, "job"))
+            return 1000 * number_of(job, "block") + number_of(job, "step") >
+                   1000 * number_of(then, "block") + number_of(then, "step");
+    return false;
+}
+
+/* Until a canvas was seen to move on from one look to the next. */
 static void
 watch_jobs(uint16_t port)
 {
     int64_t until = now_ms() + 60000;
-    json_int_t moved = 0, last_job = 0, last_at = 0;
+    json_t *before = json_array();
 
-    while (moved == 0) {
-        char *answer = ask(port, "GET", "/status.json");
-        json_t *root = json_loads(body_of(answer), 0, NULL), *job;
+    for (bool moved = false; !moved; usleep(5000)) {
+        json_t *jobs = jobs_in(port), *job;
         size_t i;
 
-        assert_non_null(root);
-        assert_true(json_is_array(json_object_get(root, "jobs")));
-        json_array_foreach(json_object_get(root, "jobs"), i, job) {
-            json_int_t id = json_integer_value(json_object_get(job, "job"));
-            json_int_t canvas =
-                json_integer_value(json_object_get(job, "canvas"));
-            json_int_t at =
-                1000 * json_integer_value(json_object_get(job, "block")) +
-                json_integer_value(json_object_get(job, "step"));
+        json_array_foreach(jobs, i, job) {
+            json_int_t canvas = number_of(job, "canvas");
 
-            assert_true(json_integer_value(json_object_get(job, "accepted")) <=
-                        canvas);
-            assert_true(json_integer_value(json_object_get(job, "tokens")) <=
-                        json_integer_value(json_object_get(job,
-                                                           "max_tokens")));
-            if (canvas == 0)
-                continue;
+            assert_true(number_of(job, "accepted") <= canvas);
+            assert_true(number_of(job, "read") <= number_of(job, "prompt"));
+            assert_true(number_of(job, "tokens") <=
+                        number_of(job, "max_tokens"));
             assert_int_equal(json_string_length(json_object_get(job, "cells")),
                              (canvas + 7) / 8 * 2);
-            if (id == last_job && at > last_at)
-                moved++;
-            if (last_job == 0) {
-                last_job = id;
-                last_at = at;
-            }
+            moved = moved || (canvas > 0 && has_moved_since(before, job));
         }
-        json_decref(root);
-        free(answer);
+        json_decref(before);
+        before = jobs;
         assert_true(now_ms() < until);
-        usleep(20000);
     }
+    json_decref(before);
 }
 
 static void
