@@ -171,9 +171,7 @@ main(int argc, char **argv)
     }
     machine.rates = fp8 ? card->fp8 : card->bf16;
     ns_cost_shape_released(fp8 ? 1 : 2, &machine.shape);
-    /* Off it go the tower, work rows and what the driver keeps. */
-    machine.memory_bytes = .97 * card->memory_bytes -
-                           machine.shape.weight_bytes - 4.35e9;
+    machine.memory_bytes = ns_cost_card_pool(card, &machine.shape);
     printf("policy\ttokens/s\ttimely\tbusy\tdone\tmissed\trefused\tcached\t"
            "peak GB\tsequences\trows\thours\tus/pass\n");
     for (size_t p = 0; p < sizeof(policies) / sizeof(policies[0]); p++) {

@@ -13,6 +13,7 @@ static const struct {
 } commands[] = {
     { "run", ns_command_run, "run the jobs of a file" },
     { "validate", ns_command_validate, "check the jobs of a file" },
+    { "plan", ns_command_plan, "say how long the jobs of a file would take" },
     { "show", ns_command_show, "print a results file for reading" },
     { "submit", ns_command_submit, "send the jobs of a file to Kafka" },
     { "inspect", ns_command_inspect, "say what a model is and needs" },

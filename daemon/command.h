@@ -9,6 +9,7 @@
 
 int ns_command_run(int argc, char **argv);
 int ns_command_validate(int argc, char **argv);
+int ns_command_plan(int argc, char **argv);
 int ns_command_inspect(int argc, char **argv);
 int ns_command_tokenize(int argc, char **argv);
 int ns_command_show(int argc, char **argv);

@@ -286,6 +286,10 @@ ns_pipeline_create(const struct ns_pipeline_options *options,
     if (status == NS_OK)
         status = ns_queue_create(window, true, &pipeline->to_loop, err);
     if (status == NS_OK)
+        status = ns_backlog_create(
+            ns_engine_load(options->engine).age_step_ms, NS_GROUP_RIDERS,
+            &pipeline->pending, err);
+    if (status == NS_OK)
         status = start_threads(pipeline, err);
     if (status != NS_OK) {
         ns_pipeline_destroy(pipeline);
@@ -333,6 +337,7 @@ ns_pipeline_destroy(struct ns_pipeline *pipeline)
         pthread_join(pipeline->threads[i], NULL);
     free(pipeline->threads);
     ns_queue_destroy(pipeline->to_loop);
+    ns_backlog_destroy(pipeline->pending);
     ns_queue_destroy(pipeline->to_sink);
     ns_queue_destroy(pipeline->to_engine);
     ns_queue_destroy(pipeline->to_pool);

@@ -176,6 +176,22 @@ ns_prepare_mode(const struct ns_job *job, const struct ns_model *model,
                                    job->thinking, out, err);
 }
 
+static enum ns_job_class
+class_of(const struct ns_job *job, const struct ns_pictures *pictures)
+{
+    if (pictures->n > 0)
+        return NS_CLASS_PICTURE;
+    switch (job->task) {
+    case NS_JOB_TASK_CODE:
+        return NS_CLASS_CODE;
+    case NS_JOB_TASK_SUMMARIZE:
+        return NS_CLASS_SUMMARY;
+    case NS_JOB_TASK_NONE:
+        break;
+    }
+    return NS_CLASS_OTHER;
+}
+
 enum ns_status
 ns_prepare_request(const struct ns_job *job, const struct ns_model *model,
                    enum ns_mode mode, const struct ns_ids *prompt,
@@ -194,6 +210,7 @@ ns_prepare_request(const struct ns_job *job, const struct ns_model *model,
         .images = images,
         .n_images = pictures->n,
         .mode = mode,
+        .job_class = class_of(job, pictures),
         .canvas_length = job->canvas_length,
         .has_temperature = job->has_temperature,
         .temperature = (float)job->temperature,

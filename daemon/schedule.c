@@ -7,13 +7,14 @@
 #include "base/log.h"
 #include "daemon/board.h"
 #include "daemon/work.h"
+#include "engine/backlog.h"
 
 enum { BLOCK_TOKENS = 1 << 20 };
 
 struct schedule {
     struct ns_pipeline *pipeline;
     struct ns_engine *engine;
-    struct ns_work *pending; /* in the order in which they are to go in */
+    struct ns_backlog *pending; /* the pipeline's */
     struct ns_work *running;
     uint32_t n_running;
     uint64_t next_id;
@@ -22,28 +23,6 @@ struct schedule {
 };
 
 /* --- lists ------------------------------------------------------------- */
-
-static bool
-goes_before(const struct ns_work *a, const struct ns_work *b)
-{
-    int64_t a_by = a->request.deadline_ms ? a->request.deadline_ms : INT64_MAX;
-    int64_t b_by = b->request.deadline_ms ? b->request.deadline_ms : INT64_MAX;
-
-    if (a->request.priority != b->request.priority)
-        return a->request.priority > b->request.priority;
-    return a_by < b_by;
-}
-
-static void
-add_pending(struct schedule *schedule, struct ns_work *work)
-{
-    struct ns_work **at = &schedule->pending;
-
-    while (*at && !goes_before(work, *at))
-        at = &(*at)->next;
-    work->next = *at;
-    *at = work;
-}
 
 /* Takes the running work with this id off the list; NULL if there is none. */
 static struct ns_work *
@@ -358,9 +337,29 @@ collect(struct schedule *schedule)
 /* --- into the engine --------------------------------------------------- */
 
 static void
+add_pending(struct schedule *schedule, struct ns_work *work)
+{
+    const struct ns_request *request = &work->request;
+    struct ns_backlog_key key = {
+        .priority = request->priority,
+        .arrived_ms = work->received_ms,
+        .deadline_ms = request->deadline_ms,
+        .group = ns_backlog_group(request->prompt, request->n_prompt),
+        .length = request->n_prompt + request->max_tokens,
+    };
+
+    if (ns_backlog_push(schedule->pending, &key, work, &work->error) ==
+        NS_OK)
+        return;
+    work->error.code = "out_of_memory";
+    ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+}
+
+static void
 take_in(struct schedule *schedule)
 {
-    bool idle = !schedule->pending && !schedule->running;
+    bool idle = ns_backlog_length(schedule->pending) == 0 &&
+                !schedule->running;
     struct ns_work *work;
 
     while ((work = ns_queue_pop(schedule->pipeline->to_engine,
@@ -379,10 +378,8 @@ let_go(struct schedule *schedule)
 
     if (!schedule->broken && !ns_pipeline_stopping(pipeline))
         return;
-    while ((work = schedule->pending) != NULL) {
-        schedule->pending = work->next;
+    while ((work = ns_backlog_pop(schedule->pending)) != NULL)
         ns_work_advance(pipeline, work, NS_ON_STOP);
-    }
     while ((schedule->broken || ns_pipeline_out_of_time(pipeline)) &&
            (work = schedule->running) != NULL) {
         if (!schedule->broken)
@@ -439,14 +436,11 @@ submit(struct schedule *schedule, struct ns_work *work)
 static void
 feed(struct schedule *schedule)
 {
-    struct ns_work *work, *next;
+    struct ns_work *work;
 
-    while ((work = schedule->pending) != NULL) {
-        next = work->next; /* behind submit the work is no longer ours */
-        if (!submit(schedule, work))
-            return;
-        schedule->pending = next;
-    }
+    while ((work = ns_backlog_first(schedule->pending)) != NULL &&
+           submit(schedule, work))
+        ns_backlog_pop(schedule->pending);
 }
 
 /* --- the pass ---------------------------------------------------------- */
@@ -507,7 +501,8 @@ ns_schedule_thread(void *data)
 {
     struct ns_pipeline *pipeline = data;
     struct schedule schedule = { .pipeline = pipeline,
-                                 .engine = pipeline->options.engine };
+                                 .engine = pipeline->options.engine,
+                                 .pending = pipeline->pending };
     struct ns_engine_load load = ns_engine_load(schedule.engine);
 
     /* A report of nothing: the size of the pools is known before a pass. */
@@ -515,7 +510,7 @@ ns_schedule_thread(void *data)
                     ns_engine_memory(schedule.engine));
     for (;;) {
         take_in(&schedule);
-        if (!schedule.pending && !schedule.running)
+        if (ns_backlog_length(schedule.pending) == 0 && !schedule.running)
             return NULL; /* only a closed queue lets an idle thread go */
         let_go(&schedule);
         if (!schedule.broken)

@@ -21,6 +21,7 @@
 #include "daemon/pictures.h"
 #include "daemon/pipeline.h"
 #include "daemon/queue.h"
+#include "engine/backlog.h"
 #include "engine/tokenizer.h"
 
 /* What a queue carries: a work, or (only to the sink) blocks of one. */
@@ -84,6 +85,7 @@ struct ns_pipeline {
     struct ns_pipeline_options options; /* const but for tuning */
 
     struct ns_queue *to_pool, *to_engine, *to_sink, *to_loop;
+    struct ns_backlog *pending; /* engine thread: ready, not yet in it */
     pthread_t *threads; /* pool, then engine, then sink */
     uint32_t n_threads;
 

@@ -3,6 +3,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include <xxhash.h>
+
 enum heap { EVERYONE, GROUP, N_HEAPS };
 
 /* A job, in the heap of all and in that of its group. Taken out of one, it
@@ -207,6 +209,17 @@ tidy(struct ns_backlog *backlog)
         backlog->top = without_top(node, EVERYONE);
         left_heap(node);
     }
+}
+
+uint64_t
+ns_backlog_group(const int32_t *prompt, uint32_t n)
+{
+    uint64_t hash;
+
+    if (n < NS_GROUP_TOKENS)
+        return 0;
+    hash = XXH3_64bits(prompt, NS_GROUP_TOKENS * sizeof(*prompt));
+    return hash ? hash : 1;
 }
 
 /* ---- in and out -------------------------------------------------------- */

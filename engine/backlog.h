@@ -34,10 +34,16 @@ struct ns_backlog_key {
 struct ns_backlog;
 
 enum ns_status ns_backlog_create(uint32_t age_step_ms, /* 0: nothing ages */
-                                 uint32_t riders,      /* 0: none */
+                                 uint32_t riders, /* NS_GROUP_RIDERS; 0:
+                                                   * groups are not looked at */
                                  struct ns_backlog **out,
                                  struct ns_error *err);
 void ns_backlog_destroy(struct ns_backlog *backlog); /* takes NULL */
+
+/* The group of a prompt: those that begin with the same 256 tokens are taken
+ * to share a prefix; 0 where there are fewer. */
+enum { NS_GROUP_TOKENS = 256, NS_GROUP_RIDERS = 32 };
+uint64_t ns_backlog_group(const int32_t *prompt, uint32_t n);
 
 /* NS_FATAL: out of memory; the item is not in. */
 enum ns_status ns_backlog_push(struct ns_backlog *backlog,

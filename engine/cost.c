@@ -33,6 +33,9 @@ add_layer(struct ns_cost_shape *out, const struct plan_shape *p, bool full,
     out->dense += 2 * (attention + mlp + router);
     out->dense_bytes += (attention + mlp + router) * p->linear_bytes;
     out->experts += 2 * p->top_k * expert;
+    out->expert_row_bytes += p->top_k * (2 * p->hidden + 3 * p->expert) *
+                             p->value_bytes;
+    out->row_bytes += 10 * p->hidden * p->value_bytes;
     out->expert_bytes += expert * p->linear_bytes;
     if (full) {
         out->full_pair += pair;
@@ -167,6 +170,15 @@ ns_cost_card(const char *name)
     return card;
 }
 
+double
+ns_cost_card_pool(const struct ns_cost_card *card,
+                  const struct ns_cost_shape *shape)
+{
+    double left = .97 * card->memory_bytes - shape->weight_bytes - 4.35e9;
+
+    return left > 0 ? left : 0;
+}
+
 /* ---- loads and times --------------------------------------------------- */
 
 /* Keys that `rows` causal rows see behind `position` others, within the last
@@ -263,7 +275,8 @@ sides_of(const struct ns_cost_shape *shape, const struct ns_cost_load *load)
         (load->conditioned_rows > 0 ? shape->conditioned_bytes : 0);
     s.flops[NS_COST_EXPERTS] = shape->experts * load->rows -
                                shape->spared_experts * load->writing_rows;
-    s.bytes[NS_COST_EXPERTS] = hit * shape->expert_bytes;
+    s.bytes[NS_COST_EXPERTS] = hit * shape->expert_bytes +
+                               load->rows * shape->expert_row_bytes;
     s.flops[NS_COST_ATTENTION] = shape->full_pair * load->full_pairs +
                                  shape->sliding_pair * load->sliding_pairs -
                                  shape->spared_full_pair *
@@ -276,7 +289,24 @@ sides_of(const struct ns_cost_shape *shape, const struct ns_cost_load *load)
         load->head_rows > 0
             ? shape->embedding_bytes * (load->soft_rows > 0 ? 2 : 1)
             : 0;
+    s.flops[NS_COST_ROWS] = 0;
+    s.bytes[NS_COST_ROWS] = load->rows * shape->row_bytes;
     return s;
+}
+
+static bool
+bound_by_memory(const struct sides *s, const struct ns_cost_rates *rates,
+                int c)
+{
+    return c == NS_COST_ROWS ||
+           s->flops[c] / rates->flops[c] < s->bytes[c] / rates->bytes;
+}
+
+static double
+seconds_of(const struct sides *s, const struct ns_cost_rates *rates, int c)
+{
+    return bound_by_memory(s, rates, c) ? s->bytes[c] / rates->bytes
+                                        : s->flops[c] / rates->flops[c];
 }
 
 double
@@ -288,8 +318,7 @@ ns_cost_seconds(const struct ns_cost_shape *shape,
     double sum = rates->pass_s;
 
     for (int c = 0; c < NS_N_COST_CLASSES; c++)
-        sum += larger(s.flops[c] / rates->flops[c],
-                      s.bytes[c] / rates->bytes);
+        sum += seconds_of(&s, rates, c);
     return sum;
 }
 
@@ -301,26 +330,27 @@ ns_cost_learn(const struct ns_cost_shape *shape, struct ns_cost_rates *rates,
     struct sides s = sides_of(shape, load);
     double part[NS_N_COST_CLASSES], sum = rates->pass_s, squares, miss;
     double memory = 0;
+    bool by_memory[NS_N_COST_CLASSES];
 
     if (!(seconds > 0))
         return;
     for (int c = 0; c < NS_N_COST_CLASSES; c++) {
-        part[c] = larger(s.flops[c] / rates->flops[c],
-                         s.bytes[c] / rates->bytes);
+        part[c] = seconds_of(&s, rates, c);
         sum += part[c];
     }
     miss = log(seconds / sum);
     miss = larger(-most, smaller(most, miss));
     squares = rates->pass_s / sum * (rates->pass_s / sum);
     for (int c = 0; c < NS_N_COST_CLASSES; c++) {
-        if (s.flops[c] / rates->flops[c] < s.bytes[c] / rates->bytes)
+        by_memory[c] = bound_by_memory(&s, rates, c);
+        if (by_memory[c])
             memory += part[c] / sum;
         else
             squares += part[c] / sum * (part[c] / sum);
     }
     squares += memory * memory;
     for (int c = 0; c < NS_N_COST_CLASSES; c++)
-        if (s.flops[c] / rates->flops[c] >= s.bytes[c] / rates->bytes)
+        if (!by_memory[c])
             rates->flops[c] *= exp(-step * miss * part[c] / sum / squares);
     rates->bytes *= exp(-step * miss * memory / squares);
     rates->pass_s *= exp(step * miss * (rates->pass_s / sum) / squares);

@@ -1,6 +1,6 @@
 /* cost.h - what a pass costs: the model's shapes against a machine's rates.
  *
- * A pass is priced as the sum over four classes of operations of
+ * A pass is priced as the sum over a few classes of operations of
  * max(operations / rate, bytes / bandwidth), and a fixed cost: one bound by
  * memory does not hide under one bound by arithmetic, which is how a stream of
  * kernels behaves. Shapes come from the configuration alone. Rates start as a
@@ -24,6 +24,7 @@ enum ns_cost_class {
     NS_COST_EXPERTS,
     NS_COST_ATTENTION,
     NS_COST_HEAD,      /* logits, statistics, soft embeddings */
+    NS_COST_ROWS,      /* norms, rotations, sums: bytes of rows alone */
     NS_N_COST_CLASSES,
 };
 
@@ -37,6 +38,8 @@ struct ns_cost_shape { /* of one model on one backend */
      * embedding. Of a cached position: over all layers of the kind. */
     double dense_bytes, conditioned_bytes, expert_bytes, embedding_bytes;
     double full_bytes, sliding_bytes;
+    /* Bytes of a row's activations that experts and row operations move. */
+    double expert_row_bytes, row_bytes;
     double weight_bytes; /* all of them */
     double state_bytes;  /* of a canvas in flight */
     uint32_t n_experts, top_k;
@@ -44,7 +47,7 @@ struct ns_cost_shape { /* of one model on one backend */
 };
 
 struct ns_cost_rates {
-    double flops[NS_N_COST_CLASSES]; /* per second */
+    double flops[NS_COST_ROWS]; /* per second */
     double bytes;                    /* per second */
     double pass_s;                   /* of any pass */
 };
@@ -75,6 +78,11 @@ struct ns_cost_card { /* what a data sheet says, and what is expected of it */
 /* NULL: there is none of that name. By index, NULL behind the last. */
 const struct ns_cost_card *ns_cost_card(const char *name);
 const struct ns_cost_card *ns_cost_card_at(uint32_t index);
+/* What a card leaves for prefixes and canvases beside these weights, the vision
+ * tower (1.15 GB), work rows (2.5 GB) and what its driver keeps (0.7 GB and
+ * 3 %). */
+double ns_cost_card_pool(const struct ns_cost_card *card,
+                         const struct ns_cost_shape *shape);
 /* The released 26B-A4B, without its files. `weight_bytes`: of a linear weight,
  * 2 (bf16) or 1 (FP8). */
 void ns_cost_shape_released(double weight_bytes, struct ns_cost_shape *out);

@@ -1063,6 +1063,7 @@ ns_engine_load(const struct ns_engine *engine)
         .running = engine->running.n,
         .waiting = engine->waiting.n,
         .pass_tokens = engine->options.pass_tokens,
+        .age_step_ms = age_step_ms(engine),
         .full_pages_free = counts.full_free,
         .sliding_pages_free = counts.sliding_free,
         .put_back = engine->n_put_back,

@@ -210,6 +210,7 @@ struct ns_outlook *ns_engine_outlook(const struct ns_engine *);
 struct ns_engine_load { /* a snapshot */
     uint32_t running, waiting;
     uint32_t pass_tokens; /* rows that a pass may have */
+    uint32_t age_step_ms;
     uint32_t full_pages_free, sliding_pages_free;
     uint64_t put_back; /* sequences sent back to their last block, ever */
     uint64_t images_asked, images_encoded; /* ever; the rest was kept */

@@ -1,7 +1,9 @@
 #include "engine/measure.h"
 
 #include <stdlib.h>
+#include <time.h>
 
+#include "engine/outlook.h"
 #include "engine/request.h"
 #include "engine/rng.h"
 
@@ -79,8 +81,17 @@ run_trial(struct ns_engine *engine, const struct trial *trial,
     return status;
 }
 
+static int64_t
+now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 enum ns_status
-ns_measure(struct ns_engine *engine, struct ns_error *err)
+ns_measure(struct ns_engine *engine, uint32_t limit_ms, struct ns_error *err)
 {
     static const struct trial trials[] = {
         { NS_MODE_DIFFUSION, 1 },
@@ -91,6 +102,7 @@ ns_measure(struct ns_engine *engine, struct ns_error *err)
     size_t n_trials = sizeof(trials) / sizeof(trials[0]);
     uint32_t longest = lengths[sizeof(lengths) / sizeof(lengths[0]) - 1];
     int32_t *noise = calloc((size_t)MOST_TOGETHER * longest, sizeof(*noise));
+    int64_t until_ms = now_ms() + limit_ms;
     enum ns_status status = NS_OK;
     uint64_t id = 1;
 
@@ -101,9 +113,10 @@ ns_measure(struct ns_engine *engine, struct ns_error *err)
     for (uint32_t round = 0; round < ROUNDS; round++)
         for (size_t t = 0; t < n_trials; t++)
             for (size_t p = 0; p < sizeof(lengths) / sizeof(lengths[0]) &&
-                               status == NS_OK; p++)
+                               status == NS_OK && now_ms() < until_ms; p++)
                 status = run_trial(engine, &trials[t], noise, lengths[p],
                                    &id, err);
     free(noise);
+    ns_outlook_forget_jobs(ns_engine_outlook(engine));
     return status;
 }

@@ -12,6 +12,8 @@
 
 #include "engine/engine.h"
 
-enum ns_status ns_measure(struct ns_engine *engine, struct ns_error *err);
+/* Begins no further trial once `limit_ms` are over. */
+enum ns_status ns_measure(struct ns_engine *engine, uint32_t limit_ms,
+                          struct ns_error *err);
 
 #endif

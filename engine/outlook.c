@@ -2,14 +2,15 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { MEMORY = 64, N_MODES = NS_MODE_HYBRID + 1 };
 
 static const double HYSTERESIS = 1.15;
 
-struct learnt {
+struct learnt { /* means of a job */
     uint32_t n;
-    double answer, steps, kept;
+    double answer, canvases, steps;
 };
 
 struct ns_outlook {
@@ -87,12 +88,8 @@ learn(struct learnt *learnt, const struct ns_yield *yield)
         learnt->n++;
     weight = 1.0 / (learnt->n < MEMORY ? learnt->n : MEMORY);
     learnt->answer += weight * (yield->answer - learnt->answer);
-    if (yield->canvases == 0)
-        return;
-    learnt->steps += weight * ((double)yield->steps / yield->canvases -
-                               learnt->steps);
-    learnt->kept += weight * ((double)yield->answer / yield->canvases -
-                              learnt->kept);
+    learnt->canvases += weight * (yield->canvases - learnt->canvases);
+    learnt->steps += weight * (yield->steps - learnt->steps);
 }
 
 void
@@ -105,18 +102,30 @@ ns_outlook_learn_job(struct ns_outlook *outlook, enum ns_job_class job_class,
     pthread_mutex_unlock(&outlook->lock);
 }
 
+void
+ns_outlook_forget_jobs(struct ns_outlook *outlook)
+{
+    pthread_mutex_lock(&outlook->lock);
+    memset(outlook->learnt, 0, sizeof(outlook->learnt));
+    pthread_mutex_unlock(&outlook->lock);
+}
+
 /* Before anything was seen: 16 tokens a step, of which a draft keeps a third,
  * and answers of 300 tokens. */
 static struct ns_expectation
-guess(const struct ns_outlook *outlook, uint32_t canvas_length)
+guess(const struct ns_outlook *outlook, enum ns_mode mode,
+      uint32_t canvas_length)
 {
+    double kept = mode == NS_MODE_HYBRID ? canvas_length / 3.0
+                                         : canvas_length;
     double steps = canvas_length / 16.0;
 
     if (steps > outlook->options.max_steps)
         steps = outlook->options.max_steps;
     return (struct ns_expectation){ .answer = 300,
                                     .steps = steps > 1 ? steps : 1,
-                                    .kept = canvas_length / 3.0 };
+                                    .kept = kept,
+                                    .canvases = 300 / kept };
 }
 
 struct ns_expectation
@@ -124,7 +133,7 @@ ns_outlook_expect(struct ns_outlook *outlook, enum ns_job_class job_class,
                   enum ns_mode mode, uint32_t max_tokens,
                   uint32_t canvas_length)
 {
-    struct ns_expectation expect = guess(outlook, canvas_length);
+    struct ns_expectation expect = guess(outlook, mode, canvas_length);
     struct learnt learnt;
 
     pthread_mutex_lock(&outlook->lock);
@@ -135,17 +144,22 @@ ns_outlook_expect(struct ns_outlook *outlook, enum ns_job_class job_class,
     if (learnt.n > 0) {
         expect.n = learnt.n;
         expect.answer = learnt.answer;
-        if (mode != NS_MODE_AR) {
-            expect.steps = learnt.steps;
-            expect.kept = learnt.kept;
+        if (learnt.canvases > 0) {
+            expect.steps = learnt.steps / learnt.canvases;
+            expect.kept = learnt.answer / learnt.canvases;
+            expect.canvases = learnt.canvases;
         }
     }
-    if (expect.answer > max_tokens)
+    if (expect.answer > max_tokens) {
+        expect.canvases *= max_tokens / expect.answer;
         expect.answer = max_tokens;
-    if (mode == NS_MODE_DIFFUSION)
-        expect.kept = canvas_length; /* a block is taken whole */
+    }
     if (expect.kept < 1)
         expect.kept = 1;
+    if (expect.canvases < 1)
+        expect.canvases = 1;
+    if (mode == NS_MODE_AR)
+        expect.canvases = 0;
     return expect;
 }
 
@@ -201,9 +215,7 @@ ns_outlook_job_seconds(struct ns_outlook *outlook, enum ns_job_class job_class,
         return expect.answer / batch *
                pass_seconds(options, &rates, NS_SEGMENT_AR, batch, 1,
                             position, 1);
-    canvases = expect.answer / expect.kept;
-    if (canvases < 1)
-        canvases = 1;
+    canvases = expect.canvases;
     step = pass_seconds(options, &rates, NS_SEGMENT_CANVAS, batch, rows,
                         position, rows);
     commit = pass_seconds(options, &rates, NS_SEGMENT_COMMIT, batch, rows,

@@ -45,11 +45,15 @@ void ns_outlook_learn_job(struct ns_outlook *outlook,
                           enum ns_job_class job_class, enum ns_mode mode,
                           const struct ns_yield *yield);
 
+/* As if no job had been seen: what they taught was no job's. */
+void ns_outlook_forget_jobs(struct ns_outlook *outlook);
+
 struct ns_expectation {
     uint32_t n;     /* jobs it was learnt from; 0: a guess */
     double answer;  /* tokens, no more than max_tokens */
     double steps;   /* of a canvas */
     double kept;    /* tokens of a canvas that stay */
+    double canvases; /* of the answer; 0 in ar */
 };
 /* Of the class; of all classes together where it has shown nothing yet. */
 struct ns_expectation ns_outlook_expect(struct ns_outlook *outlook,

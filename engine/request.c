@@ -202,3 +202,19 @@ ns_request_check(const struct ns_model *model, bool thinks,
                                request->resume[i], config->vocab);
     return status;
 }
+
+const char *
+ns_request_mode_name(enum ns_mode mode)
+{
+    switch (mode) {
+    case NS_MODE_AUTO:
+        break;
+    case NS_MODE_DIFFUSION:
+        return "diffusion";
+    case NS_MODE_AR:
+        return "ar";
+    case NS_MODE_HYBRID:
+        return "hybrid";
+    }
+    return "auto";
+}

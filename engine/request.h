@@ -32,4 +32,7 @@ enum ns_status ns_request_check(const struct ns_model *model, bool thinks,
                                 const struct ns_request *request,
                                 struct ns_error *err);
 
+/* "diffusion"; "auto" for AUTO. */
+const char *ns_request_mode_name(enum ns_mode mode);
+
 #endif
