@@ -154,6 +154,10 @@ outranks(const struct sequence *a, const struct sequence *b, bool ranked)
         return a->step < b->step;
     if (ranked && x != y)
         return y == 0 || (x != 0 && x < y);
+    x = (double)a->job->prompt + a->job->answer;
+    y = (double)b->job->prompt + b->job->answer;
+    if (ranked && x != y)
+        return x > y;
     return a->number < b->number;
 }
 
