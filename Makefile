@@ -114,7 +114,8 @@ check-now: $(TEST) $(FUZZ) all
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B
-bench-now: $B/bench/engine $B/bench/cpu_limit
+bench-now: all $B/bench/engine $B/bench/cpu_limit $B/bench/card
+	$Qbench/plan.sh $B
 	$Qbench/run.sh $B
 fuzz-now: $(FUZZ)
 	$Qscripts/fuzz.sh $(FUZZ_S) $(FUZZ)

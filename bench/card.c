@@ -1,6 +1,7 @@
 /* card.c - a day of jobs on a card that is not here, packed in several ways.
  *
  *     card [--card NAME] [--fp8] [--jobs N] [--hours H] [--steps S] [--day N]
+ *          [--policy NAME]
  *
  * Makes a day's jobs from a seed (log-normal lengths, a third of them questions
  * on shared documents, deadlines, pictures, half of all sent in at the start),
@@ -128,7 +129,7 @@ cpu_seconds(void)
 int
 main(int argc, char **argv)
 {
-    const char *name = "h100-80gb";
+    const char *name = "h100-80gb", *only = NULL;
     bool fp8 = false;
     size_t n = 100000;
     double hours = 24, steps = 16;
@@ -147,6 +148,8 @@ main(int argc, char **argv)
         }
         if (strcmp(argv[i], "--card") == 0)
             name = value;
+        else if (strcmp(argv[i], "--policy") == 0)
+            only = value;
         else if (strcmp(argv[i], "--jobs") == 0)
             n = strtoul(value, NULL, 10);
         else if (strcmp(argv[i], "--hours") == 0)
@@ -179,6 +182,8 @@ main(int argc, char **argv)
         struct ns_error err;
         double begun;
 
+        if (only && strcmp(only, policies[p].name) != 0)
+            continue;
         make_jobs(jobs, n, hours * 3600, steps, seed);
         begun = cpu_seconds();
         if (ns_simulate(&machine, &policies[p], jobs, n, &report, &err) !=

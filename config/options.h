@@ -27,6 +27,8 @@
 enum ns_mode_choice { NS_CHOOSE_AUTO, NS_CHOOSE_DIFFUSION, NS_CHOOSE_AR,
                       NS_CHOOSE_HYBRID };
 
+enum ns_auto_choice { NS_AUTO_FIXED, NS_AUTO_THROUGHPUT };
+
 struct ns_setting { /* a line of a section that is kept verbatim */
     const char *key, *value;
 };
@@ -37,6 +39,7 @@ struct ns_options {
         const char *model_names; /* comma list; NULL: any */
         const char *backend;     /* "cpu", "cuda" */
         uint32_t mode;           /* enum ns_mode_choice */
+        uint32_t auto_by;        /* enum ns_auto_choice */
         uint64_t seed;
         uint32_t pass_tokens, max_sequences, reserve_tokens;
         uint64_t memory_bytes, kv_bytes; /* 0: the engine's own choice */

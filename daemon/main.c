@@ -26,6 +26,7 @@
 #include "daemon/setup.h"
 #include "daemon/signals.h"
 #include "daemon/work.h"
+#include "engine/measure.h"
 
 static const char usage[] =
     "usage: nightshiftd [options]\n"
@@ -41,6 +42,7 @@ static const char usage[] =
 enum {
     STATUS_EVERY_MS = 5000,
     EXTEND_MS = 15000,
+    MEASURE_MS = 500,
     WAIT_MS = 1000,
     PUBLISH_MS = 250,
 };
@@ -206,7 +208,8 @@ open_engine(struct nightshiftd *d, struct ns_error *err)
         return status;
     ns_setup_model_name(d->model, d->model_name, sizeof(d->model_name));
     engine = ns_setup_engine(options, d->model);
-    return ns_engine_open(&engine, &d->engine, err);
+    status = ns_engine_open(&engine, &d->engine, err);
+    return status == NS_OK ? ns_measure(d->engine, MEASURE_MS, err) : status;
 }
 
 /* A database that is away is waited for, as a broker is: loading the model

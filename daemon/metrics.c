@@ -27,6 +27,11 @@ static const double fill_bounds[NS_HISTOGRAM_BUCKETS] = {
     1, 2,
 };
 
+static const double miss_bounds[NS_HISTOGRAM_BUCKETS] = {
+    0.25, 0.5, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.33,
+    1.5, 2, 4,
+};
+
 static void
 observe(struct ns_histogram *histogram, const double *bounds, double value)
 {
@@ -123,6 +128,9 @@ ns_metrics_pass(struct ns_metrics *metrics,
     if (report->n_rows > 0) {
         add(&metrics->passes, 1);
         observe(&metrics->pass_s, pass_bounds, (double)report->ns / 1e9);
+        if (report->predicted_ns > 0)
+            observe(&metrics->pass_miss, miss_bounds,
+                    (double)report->ns / (double)report->predicted_ns);
         if (load->pass_tokens > 0)
             observe(&metrics->pass_fill, fill_bounds,
                     (double)report->n_rows / load->pass_tokens);
@@ -336,6 +344,9 @@ write_engine(const struct ns_metrics *m, struct ns_buf *out)
     histogram(out, "pass_fill_ratio",
               "Rows of a pass as a share of engine.pass_tokens.",
               &m->pass_fill, fill_bounds);
+    histogram(out, "pass_prediction_ratio",
+              "Wall time of a pass over what was predicted for it.",
+              &m->pass_miss, miss_bounds);
     head(out, "pass_rows_total", "counter",
          "Rows computed in passes, by kind of segment.");
     labelled(out, "pass_rows_total", "kind", "prefill", get(&m->prefill_rows));

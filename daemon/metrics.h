@@ -38,6 +38,7 @@ struct ns_metrics {
     struct ns_histogram queue_s, run_s; /* of jobs that ran to their end */
     struct ns_histogram tokens_per_pass; /* likewise; a job's own passes */
     struct ns_histogram pass_s, pass_fill; /* fill: rows / budget */
+    struct ns_histogram pass_miss; /* measured / predicted */
     struct ns_histogram kv_fill; /* of the fuller pool, behind each pass */
 
     _Atomic uint64_t received, in_flight, running, window; /* jobs */

@@ -35,6 +35,7 @@ struct ns_metrics;
 
 struct ns_pipeline_tuning { /* what a reload may change */
     enum ns_job_mode mode;  /* of jobs that name none */
+    bool by_throughput;     /* `auto` is whatever is fastest, see outlook.h */
     uint64_t seed;          /* with the job id: the seed of jobs without one */
     uint32_t default_max_tokens;
     int64_t poll_ms;       /* an idle source is asked this often */

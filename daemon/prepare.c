@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/prompt.h"
+#include "engine/outlook.h"
 #include "engine/request.h"
 
 /* A job is bounded by its message; this only bounds what a prompt made of it
@@ -228,6 +229,24 @@ ns_prepare_request(const struct ns_job *job, const struct ns_model *model,
                          default_max_tokens, &out->max_tokens, err);
 }
 
+/* A mode that the job and the model alone do not give was chosen by cost, by
+ * whoever claimed it first: equal jobs may then differ in their bytes. */
+static void
+tell_choice(struct ns_pipeline *pipeline, struct ns_work *work)
+{
+    enum ns_job_mode fallback = ns_pipeline_tuning(pipeline).mode;
+    enum ns_mode fixed, stored = engine_mode(work->claim.stored_mode);
+    struct ns_error err;
+
+    if (fallback == NS_JOB_AUTO &&
+        ns_prepare_mode(work->job, ns_engine_model(pipeline->options.engine),
+                        fallback, &fixed, &err) == NS_OK &&
+        fixed != stored)
+        ns_job_warn(work->job, "mode: %s, chosen for throughput in the place "
+                    "of %s", ns_request_mode_name(stored),
+                    ns_request_mode_name(fixed));
+}
+
 static enum ns_status
 fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
              bool in_thought, struct ns_error *err)
@@ -248,6 +267,8 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
     request->resume = work->claim.tokens;
     request->n_resume = work->claim.n_tokens;
     request->resume_blocks = work->claim.n_blocks;
+    if (job->mode == NS_JOB_AUTO)
+        tell_choice(pipeline, work);
     if (!job->has_max_tokens && request->max_tokens < fallback)
         ns_job_warn(work->job, "max_tokens: the default of %u is cut to %u by "
                     "the context", fallback, request->max_tokens);
@@ -302,8 +323,33 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     ns_work_advance(pipeline, work, event);
 }
 
+/* The mode that would be fastest. The prompt is not counted yet: four bytes of
+ * the message are taken for a token. */
+static enum ns_mode
+fastest_mode(struct ns_pipeline *pipeline, const struct ns_work *work,
+             enum ns_mode resolved)
+{
+    const struct ns_pictures none = { 0 };
+    struct ns_engine *engine = pipeline->options.engine;
+    const struct ns_config *config = &ns_engine_model(engine)->config;
+    const struct ns_job *job = work->job;
+    uint64_t prompt = work->message.length / 4;
+
+    if (prompt > config->max_position)
+        prompt = config->max_position;
+    return ns_outlook_mode(
+        ns_engine_outlook(engine), class_of(job, &none), resolved,
+        (uint32_t)prompt,
+        job->has_max_tokens
+            ? job->max_tokens
+            : ns_pipeline_tuning(pipeline).default_max_tokens,
+        job->canvas_length ? job->canvas_length : config->canvas_length,
+        NULL);
+}
+
 /* Mode and seed are settled from the job, the configuration and the checkpoint
- * alone, before the first claim stores them. */
+ * alone, before the first claim stores them; unless cost may choose the mode.
+ */
 static enum ns_status
 settle(struct ns_pipeline *pipeline, struct ns_work *work,
        struct ns_error *err)
@@ -317,6 +363,9 @@ settle(struct ns_pipeline *pipeline, struct ns_work *work,
                              tuning.mode, &work->mode, err);
     if (status != NS_OK)
         return status;
+    if (tuning.by_throughput && job->mode == NS_JOB_AUTO &&
+        tuning.mode == NS_JOB_AUTO)
+        work->mode = fastest_mode(pipeline, work, work->mode);
     work->claim.job = work->job;
     work->claim.mode = work->claim.stored_mode = job_mode(work->mode);
     work->claim.seed = work->claim.stored_seed = work->seed;

@@ -1,5 +1,6 @@
 #include "daemon/schedule.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -468,6 +469,10 @@ pass(struct schedule *schedule)
         schedule->broken = true;
         return;
     }
+    ns_log_debug("pass", "rows=%u canvases=%u us=%" PRIu64
+                 " predicted_us=%" PRIu64 " plan_us=%" PRIu64, report.n_rows,
+                 report.n_canvases, report.ns / 1000,
+                 report.predicted_ns / 1000, report.plan_ns / 1000);
     load = ns_engine_load(schedule->engine);
     ns_metrics_pass(pipeline->metrics, &report, &load,
                     ns_engine_memory(schedule->engine));

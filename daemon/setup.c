@@ -132,6 +132,7 @@ ns_setup_tuning(const struct ns_options *options)
 
     return (struct ns_pipeline_tuning){
         .mode = modes[options->engine.mode],
+        .by_throughput = options->engine.auto_by == NS_AUTO_THROUGHPUT,
         .seed = options->engine.seed,
         .default_max_tokens = options->limits.default_max_tokens,
         /* Looking into a folder costs something, asking the client nothing. */

@@ -666,6 +666,8 @@ sated(const struct ns_engine *engine)
 static void
 admit_waiting(struct ns_engine *engine)
 {
+    if (sated(engine))
+        return;
     sort_by_rank(engine, &engine->waiting);
     for (uint32_t i = 0; i < engine->waiting.n && !sated(engine);) {
         struct ns_sequence *seq = engine->waiting.item[i];

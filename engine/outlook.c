@@ -240,7 +240,8 @@ ns_outlook_mode(struct ns_outlook *outlook, enum ns_job_class job_class,
         double seconds;
 
         if (mode == (int)resolved ||
-            (mode != NS_MODE_DIFFUSION && !outlook->options.ar_capable))
+            (mode != NS_MODE_DIFFUSION && !outlook->options.ar_capable) ||
+            (mode == NS_MODE_DIFFUSION && resolved != NS_MODE_DIFFUSION))
             continue;
         seconds = ns_outlook_job_seconds(outlook, job_class,
                                          (enum ns_mode)mode, prompt,

@@ -69,7 +69,8 @@ double ns_outlook_job_seconds(struct ns_outlook *outlook,
                               uint32_t canvas_length);
 
 /* The mode that gives most tokens a second, `resolved` unless another is
- * faster by more than 1.15. `gain` (may be NULL) gets by how much. */
+ * faster by more than 1.15. What was to be verified stays so: diffusion is not
+ * chosen in the place of hybrid or ar. `gain` (may be NULL) gets by how much. */
 enum ns_mode ns_outlook_mode(struct ns_outlook *outlook,
                              enum ns_job_class job_class,
                              enum ns_mode resolved, uint32_t prompt,
