@@ -116,6 +116,8 @@ struct ns_job {
 
     enum ns_job_mode mode;
     enum ns_job_task task;
+    const char *draft; /* a text to start from; NULL: none */
+    size_t draft_length;
     int32_t priority; /* -100..100, higher first */
     bool has_deadline;
     int64_t deadline_ms;    /* Unix time */

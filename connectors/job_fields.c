@@ -915,6 +915,16 @@ take_unbuilt(struct ns_parse *p, const json_t *value, const char *path)
 }
 
 static enum ns_status
+take_draft(struct ns_parse *p, const json_t *value, const char *path)
+{
+    if (!json_is_string(value) || json_string_length(value) == 0)
+        return ns_job_wrong_kind(p, value, path, "a text that is not empty");
+    p->job->draft = json_string_value(value);
+    p->job->draft_length = json_string_length(value);
+    return NS_OK;
+}
+
+static enum ns_status
 take_image_tokens(struct ns_parse *p, const json_t *value, const char *path)
 {
     static const uint32_t budgets[] = { 70, 140, 280, 560, 1120 };
@@ -949,7 +959,7 @@ static const struct field nightshift_fields[] = {
     { "confidence_threshold", take_confidence },
     { "task", take_task },
     { "image_tokens", take_image_tokens },
-    { "draft", take_unbuilt },
+    { "draft", take_draft },
     { "validators", take_unbuilt },
     { "retries", take_unbuilt },
     { NULL, NULL },

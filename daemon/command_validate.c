@@ -119,7 +119,7 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_pictures pictures;
     struct ns_request request;
-    struct ns_ids ids = { 0 };
+    struct ns_ids ids = { 0 }, draft = { 0 };
     enum ns_status status;
     enum ns_mode mode;
     bool in_thought;
@@ -144,10 +144,15 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
                                     tuning.default_max_tokens, &request, err);
     }
     if (status == NS_OK)
+        status = ns_prepare_draft(job, v->tokenizer, &draft, err);
+    request.draft = draft.id;
+    request.n_draft = (uint32_t)draft.n;
+    if (status == NS_OK)
         status = ns_request_check(
             model, ns_tokenizer_id(v->tokenizer, "<channel|>") >= 0, &request,
             err);
     ns_ids_fini(&ids);
+    ns_ids_fini(&draft);
     ns_pictures_fini(&pictures);
     return status;
 }

@@ -54,6 +54,7 @@ ns_work_destroy(struct ns_work *work)
     ns_buf_fini(&work->content);
     ns_pictures_fini(&work->pictures);
     ns_ids_fini(&work->prompt);
+    ns_ids_fini(&work->draft);
     ns_job_destroy(work->job);
     free(work->texts);
     free((void *)work->message.bytes);

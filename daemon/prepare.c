@@ -69,6 +69,19 @@ ns_prepare_tokens(const struct ns_job *job,
     return status;
 }
 
+enum ns_status
+ns_prepare_draft(const struct ns_job *job,
+                 const struct ns_tokenizer *tokenizer, struct ns_ids *out,
+                 struct ns_error *err)
+{
+    const struct ns_span span = { job->draft, job->draft_length, false };
+
+    memset(out, 0, sizeof(*out));
+    out->limit = PROMPT_TOKENS;
+    return job->draft ? ns_tokenizer_encode(tokenizer, &span, 1, out, err)
+                      : NS_OK;
+}
+
 static enum ns_status
 max_tokens_of(const struct ns_job *job, const struct ns_config *config,
               enum ns_mode mode, uint32_t n_prompt, uint32_t fallback,
@@ -264,6 +277,8 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
     if (status != NS_OK)
         return status;
     request->seed = work->claim.stored_seed;
+    request->draft = work->draft.id;
+    request->n_draft = (uint32_t)work->draft.n;
     request->resume = work->claim.tokens;
     request->n_resume = work->claim.n_tokens;
     request->resume_blocks = work->claim.n_blocks;
@@ -303,6 +318,7 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
         return;
     }
     ns_ids_fini(&work->prompt); /* of an earlier try */
+    ns_ids_fini(&work->draft);
     ns_pictures_fini(&work->pictures);
     status = ns_pictures_load(&pipeline->options.pictures, work->job,
                               &work->pictures, &work->error);
@@ -311,6 +327,9 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
             work->job, tokenizer,
             ns_engine_empty_thought(pipeline->options.engine),
             &work->pictures, &work->prompt, &in_thought, &work->error);
+    if (status == NS_OK)
+        status = ns_prepare_draft(work->job, tokenizer, &work->draft,
+                                  &work->error);
     if (status == NS_OK)
         status = fill_request(pipeline, work, in_thought, &work->error);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
@@ -364,7 +383,7 @@ settle(struct ns_pipeline *pipeline, struct ns_work *work,
     if (status != NS_OK)
         return status;
     if (tuning.by_throughput && job->mode == NS_JOB_AUTO &&
-        tuning.mode == NS_JOB_AUTO)
+        tuning.mode == NS_JOB_AUTO && !job->draft) /* ar takes none */
         work->mode = fastest_mode(pipeline, work, work->mode);
     work->claim.job = work->job;
     work->claim.mode = work->claim.stored_mode = job_mode(work->mode);

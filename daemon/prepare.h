@@ -27,6 +27,12 @@ enum ns_status ns_prepare_tokens(const struct ns_job *job,
                                  struct ns_ids *out,
                                  bool *in_thought, struct ns_error *err);
 
+/* The job's text to start from as tokens; control strings in it are text. Zero
+ * where it has none; fini whatever comes back. */
+enum ns_status ns_prepare_draft(const struct ns_job *job,
+                                const struct ns_tokenizer *tokenizer,
+                                struct ns_ids *out, struct ns_error *err);
+
 /* The mode a job runs in: its own, else `fallback`, resolved for the model.
  * NS_REJECT: unsupported. */
 enum ns_status ns_prepare_mode(const struct ns_job *job,

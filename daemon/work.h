@@ -42,7 +42,7 @@ struct ns_work {
     uint64_t seed;
     struct ns_claim claim; /* fence, blocks to resume from */
 
-    struct ns_ids prompt;
+    struct ns_ids prompt, draft;
     struct ns_pictures pictures; /* owned; as the images below, of request */
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_request request;

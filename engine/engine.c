@@ -565,8 +565,9 @@ learn_job(struct ns_engine *engine, const struct ns_sequence *seq)
     struct ns_yield yield = { .answer = usage->new_tokens,
                               .steps = usage->denoise_steps };
 
-    if (seq->request.n_resume > 0)
-        return; /* the figures of its last part alone */
+    /* The figures of its last part alone; or of one that had a start. */
+    if (seq->request.n_resume > 0 || seq->request.n_draft > 0)
+        return;
     if (seq->request.mode == NS_MODE_DIFFUSION)
         yield.canvases = usage->blocks;
     else if (seq->request.mode == NS_MODE_HYBRID)

@@ -136,6 +136,9 @@ struct ns_request {
     /* A resumed request: tokens of blocks committed before, in order. */
     const int32_t *resume;
     uint32_t n_resume, resume_blocks;
+    /* A text to start from (draft.h); not in ar. Borrowed like the prompt. */
+    const int32_t *draft;
+    uint32_t n_draft;
 };
 
 /* Whether the request can ever run here: context, pools, ranges. Codes:

@@ -195,6 +195,20 @@ ns_request_check(const struct ns_model *model, bool thinks,
             status = ns_refuse(err, "bad_param", "messages",
                                "prompt token %u is %d, the vocabulary %u", i,
                                request->prompt[i], config->vocab);
+    for (uint32_t i = 0; status == NS_OK && i < request->n_draft; i++)
+        if ((uint32_t)request->draft[i] >= config->vocab)
+            status = ns_refuse(err, "bad_param", "nightshift.draft",
+                               "draft token %u is %d, the vocabulary %u", i,
+                               request->draft[i], config->vocab);
+    if (status == NS_OK && request->n_draft > config->max_position)
+        status = ns_refuse(err, "bad_param", "nightshift.draft",
+                           "the draft is %u tokens, the context %u",
+                           request->n_draft, config->max_position);
+    if (status == NS_OK && request->n_draft > 0 &&
+        (request->mode == NS_MODE_AR || request->thinking))
+        status = ns_refuse(err, "unsupported", "nightshift.draft",
+                           "a draft goes with diffusion and hybrid, and "
+                           "without a thought in front of the answer");
     for (uint32_t i = 0; status == NS_OK && i < request->n_resume; i++)
         if ((uint32_t)request->resume[i] >= config->vocab)
             status = ns_refuse(err, "bad_param", NULL,

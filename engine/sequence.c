@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/draft.h"
 #include "engine/rng.h"
 #include "engine/verify.h"
 
@@ -10,6 +11,12 @@ enum {
     /* Passes of hybrid after which its drafts must have paid. */
     HYBRID_TRIAL_PASSES = 24,
     REPLY_LIMIT_BYTES = 64 << 20,
+    /* A given text has credit for so many verdicts that keep next to nothing;
+     * what it keeps earns more. Without credit it is judged no more. */
+    TEXT_MUST_KEEP = 4,
+    TEXT_EARNS_BY = 8,
+    TEXT_FIRST_CREDIT = 1,
+    TEXT_MOST_CREDIT = 6,
 };
 
 static void
@@ -70,6 +77,7 @@ ns_sequence_create(const struct ns_request *request,
     seq->request = *request;
     seq->rules = rules;
     seq->denoise = denoise_options(request, rules->vocab);
+    seq->text_credit = TEXT_FIRST_CREDIT;
     seq->rank.priority = request->priority;
     seq->rank.deadline_ms = request->deadline_ms;
     seq->rank.length = request->n_prompt + request->max_tokens;
@@ -161,6 +169,52 @@ canvas_length(const struct ns_sequence *seq)
                                              : room;
 }
 
+/* What follows in the text that was given to start from; 0: nothing. */
+static uint32_t
+given_text(const struct ns_sequence *seq, int32_t next, const int32_t **out)
+{
+    const struct ns_request *request = &seq->request;
+    uint32_t at, n, most = canvas_length(seq);
+
+    if (request->n_draft == 0)
+        return 0;
+    at = ns_draft_place(request->draft, request->n_draft,
+                        ns_sequence_answer(seq), ns_sequence_n_answer(seq),
+                        next);
+    n = request->n_draft - at;
+    *out = request->draft + at;
+    return n < most ? n : most;
+}
+
+/* hybrid: what was given is judged as it is, before anything is denoised. True
+ * when that is what the next pass is for. First all that is known is encoded,
+ * and no canvas opened; then the text from the choice for the next token on is
+ * the draft, or, where it has been left, that choice alone. */
+static bool
+judge_text(struct ns_sequence *seq, struct ns_want *want)
+{
+    const int32_t *text = &seq->choice;
+    uint32_t n;
+
+    if (seq->request.mode != NS_MODE_HYBRID || seq->request.n_draft == 0 ||
+        seq->canvas_open || seq->text_credit == 0)
+        return false;
+    if (want->n_encode > 0)
+        return true;
+    if (!seq->has_choice)
+        return false;
+    n = given_text(seq, seq->choice, &text);
+    if (n == 0) {
+        text = &seq->choice;
+        n = 1;
+    }
+    seq->canvas.length = n;
+    memcpy(seq->canvas.argmax, text, n * sizeof(*text));
+    seq->drafted = seq->from_text = true;
+    want->n_encode = n;
+    return true;
+}
+
 struct ns_want
 ns_sequence_want(struct ns_sequence *seq)
 {
@@ -177,16 +231,20 @@ ns_sequence_want(struct ns_sequence *seq)
     }
     want.prefill = seq->n_cached < seq->request.n_prompt ||
                    want.n_encode > seq->request.canvas_length;
-    if (ns_sequence_is_ar(seq))
+    if (ns_sequence_is_ar(seq) || judge_text(seq, &want))
         return want;
     if (!seq->canvas_open) {
+        const int32_t *given = seq->carry;
+        uint32_t n_given = seq->n_carry;
         bool hybrid = seq->request.mode == NS_MODE_HYBRID;
         /* hybrid's canvases start anywhere: keyed by where. */
         uint32_t block = hybrid ? ns_sequence_n_answer(seq)
                                 : seq->next_block;
 
+        if (!hybrid) /* whose text was judged: what is left is wrong */
+            n_given = given_text(seq, -1, &given);
         ns_canvas_start(&seq->canvas, &seq->denoise, canvas_length(seq),
-                        block, seq->carry, seq->n_carry);
+                        block, given, n_given);
         seq->canvas_open = true;
     }
     want.n_canvas = seq->canvas.length;
@@ -278,9 +336,24 @@ carry_rest(struct ns_sequence *seq, uint32_t from)
 static void
 weigh_drafts(struct ns_sequence *seq)
 {
-    if (seq->usage.passes >= HYBRID_TRIAL_PASSES &&
-        seq->usage.new_tokens < seq->usage.passes)
+    uint32_t passes = seq->usage.passes - seq->before_trial.passes;
+    uint32_t tokens = seq->usage.new_tokens - seq->before_trial.tokens;
+
+    if (passes >= HYBRID_TRIAL_PASSES && tokens < passes)
         seq->as_ar = true;
+}
+
+/* The same of the text that was given; what came of it is not the canvases'. */
+static void
+weigh_text(struct ns_sequence *seq, uint32_t n_kept)
+{
+    if (n_kept < TEXT_MUST_KEEP)
+        seq->text_credit--;
+    seq->text_credit += n_kept / TEXT_EARNS_BY;
+    if (seq->text_credit > TEXT_MOST_CREDIT)
+        seq->text_credit = TEXT_MOST_CREDIT;
+    seq->before_trial.passes = seq->usage.passes;
+    seq->before_trial.tokens = seq->usage.new_tokens;
 }
 
 void
@@ -327,7 +400,11 @@ ns_sequence_judge(struct ns_sequence *seq, const int32_t *row_choice)
     }
     if (more && ns_sequence_take(seq, verdict.next))
         carry_rest(seq, verdict.n_kept + 1);
-    weigh_drafts(seq);
+    if (seq->from_text)
+        weigh_text(seq, verdict.n_kept);
+    else
+        weigh_drafts(seq);
+    seq->from_text = false;
 }
 
 void
@@ -386,5 +463,6 @@ ns_sequence_put_back(struct ns_sequence *seq)
     seq->running = false;
     seq->n_cached = 0;
     seq->canvas_open = seq->drafted = seq->has_choice = false;
+    seq->from_text = false;
     seq->n_carry = 0;
 }

@@ -67,6 +67,11 @@ struct ns_sequence {
     int32_t *carry; /* hybrid: the rest of the last draft */
     uint32_t n_carry;
     bool as_ar; /* hybrid that goes on as ar: its drafts do not pay */
+    bool from_text;         /* hybrid: what is judged is the request's draft */
+    uint32_t text_credit;   /* verdicts on it that may yet go wrong */
+    struct {
+        uint32_t passes, tokens;
+    } before_trial; /* of canvases: what was spent and gained before */
 
     bool running, finished;
     bool ended; /* by an end token, which counts as a token of the answer */
