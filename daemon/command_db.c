@@ -1,29 +1,20 @@
 #include "daemon/command.h"
 
 #include <ctype.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/arguments.h"
 #include "daemon/ends.h"
 #include "daemon/setup.h"
 
-static const char usage[] =
-    "usage: nightshift db init|migrate|purge [options]\n"
-    "\n"
+static const char about[] =
     "  init       install the schema; run by the role that shall own it\n"
     "  migrate    bring it to what this version needs\n"
-    "  purge      remove what ended longer ago than --older-than\n"
-    "\n"
-    "      --older-than TIME  such as 30d; 7d at least, and longer than any\n"
-    "                         topic keeps the jobs\n"
-    "      --conninfo TEXT    where to connect to, and as whom\n"
-    "      --config FILE      see nightshift.conf(5); default\n"
-    "                         /etc/nightshift/nightshift.conf, if there\n"
-    "      --set KEY=VALUE    one key of it\n";
+    "  purge      remove what ended longer ago than --older-than\n";
 
 /* Settings of the role and not of the connection: a pooler lends its
  * connections out, and what one client sets, another would find. */
@@ -41,8 +32,6 @@ static const char next_steps[] =
     "    CREATE ROLE submitter LOGIN IN ROLE nightshift_submit;\n"
     "    -- who runs `nightshift db purge`\n"
     "    CREATE ROLE janitor LOGIN IN ROLE nightshift_purge;\n";
-
-enum { CONFIG = 256, SET, CONNINFO, OLDER_THAN };
 
 struct db {
     struct ns_arguments arguments;
@@ -143,50 +132,27 @@ run(struct db *db, const char *what)
 int
 ns_command_db(int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "older-than", required_argument, NULL, OLDER_THAN },
-        { "conninfo", required_argument, NULL, CONNINFO },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    struct db db = { .arguments.fallback_config = NS_ETC_CONFIG };
+    const struct ns_argument table[] = {
+        { "older-than", 0, "TIME", "such as 30d; 7d at least, and longer than "
+          "any\ntopic keeps the jobs", .text = &db.older_than },
+        { "conninfo", 0, "TEXT", "where to connect to, and as whom",
+          .key = "postgres.conninfo" },
+        { 0 },
     };
-    struct db db = { 0 };
-    struct ns_error err = { 0 };
+    const struct ns_synopsis usage = {
+        "nightshift db", "init|migrate|purge [options]", about, table, 1, 1,
+        false,
+    };
+    int status = ns_arguments_parse(&db.arguments, &usage, argc, argv);
     const char *what;
-    int c, status;
 
-    db.arguments.fallback_config = "/etc/nightshift/nightshift.conf";
-    while ((c = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
-        switch (c) {
-        case OLDER_THAN:
-            db.older_than = optarg;
-            break;
-        case CONNINFO:
-            ns_arguments_add(&db.arguments, "postgres.conninfo", optarg, &err);
-            break;
-        case CONFIG:
-            db.arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&db.arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK)
-            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
-    }
-    what = optind == argc - 1 ? argv[optind] : "";
+    if (status != -1)
+        return status;
+    what = argv[optind];
     if (strcmp(what, "init") != 0 && strcmp(what, "migrate") != 0 &&
-        strcmp(what, "purge") != 0) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
+        strcmp(what, "purge") != 0)
+        return ns_arguments_misused(&usage, "init, migrate or purge is needed");
     status = run(&db, what);
     ns_options_destroy(db.options);
     return status;

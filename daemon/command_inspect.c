@@ -1,20 +1,15 @@
 #include "daemon/command.h"
 
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "daemon/arguments.h"
 #include "daemon/setup.h"
 
-static const char usage[] =
-    "usage: nightshift inspect [MODEL] [options]\n"
-    "\n"
-    "Says what a checkpoint is and where this machine's memory would go.\n"
-    "\n"
-    "      --config FILE    see nightshift.conf(5)\n"
-    "      --set KEY=VALUE  one key of it, such as engine.memory=8G\n";
+static const char about[] =
+    "Says what a checkpoint is and where this machine's memory would go.\n";
 
 static void
 print_bytes(const char *name, uint64_t bytes, const char *behind)
@@ -78,49 +73,28 @@ inspect(const struct ns_options *options, struct ns_error *err)
     return status;
 }
 
-enum { CONFIG = 256, SET };
-
 int
 ns_command_inspect(int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "model", required_argument, NULL, 'm' },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    static const struct ns_argument table[] = {
+        { "model", 'm', "DIR", "checkpoint folder", .key = "engine.model" },
+        { 0 },
+    };
+    static const struct ns_synopsis usage = {
+        "nightshift inspect", "[MODEL] [options]", about, table, 0, 1, false,
     };
     struct ns_arguments arguments = { 0 };
     struct ns_options *options = NULL;
     struct ns_error err = { 0 };
     enum ns_status status;
-    int c;
+    int leave = ns_arguments_parse(&arguments, &usage, argc, argv);
 
-    while ((c = getopt_long(argc, argv, "m:h", long_options, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            ns_arguments_add(&arguments, "engine.model", optarg, &err);
-            break;
-        case CONFIG:
-            arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-    }
-    if (optind < argc)
-        ns_arguments_add(&arguments, "engine.model", argv[optind++], &err);
-    if (optind < argc || err.status != NS_OK) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
+    if (leave != -1)
+        return leave;
+    if (optind < argc &&
+        ns_arguments_add(&arguments, "engine.model", argv[optind], &err) !=
+            NS_OK)
+        return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
     status = ns_arguments_load(&arguments, &options, &err);
     if (status == NS_OK)
         status = inspect(options, &err);

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -21,23 +20,10 @@
 #include "engine/request.h"
 #include "engine/simulate.h"
 
-static const char usage[] =
-    "usage: nightshift plan FILE|- [options]\n"
-    "\n"
+static const char about[] =
     "Says how the jobs of a file would be run, how long it would take and what\n"
     "it would cost, without running any: on this machine, whose speed is\n"
-    "measured for a moment first, or on a card of which the data sheet is known.\n"
-    "\n"
-    "  -m, --model DIR      this model\n"
-    "      --card NAME      on this card, with the released 26B-A4B model:\n"
-    "                       h100-80gb or h200\n"
-    "      --fp8            its weights in FP8\n"
-    "      --history FILE   results of former runs: how long answers are and\n"
-    "                       how many steps they take\n"
-    "      --price AMOUNT   of an hour of the machine\n"
-    "  -j, --jobs           also the expected begin and end of each job\n"
-    "      --config FILE    see nightshift.conf(5)\n"
-    "      --set KEY=VALUE  one key of it\n";
+    "measured for a moment first, or on a card of which the data sheet is known.\n";
 
 enum {
     CARD_PASS_TOKENS = 8192,
@@ -532,74 +518,40 @@ plan_file(struct plan *plan)
 
 /* ---- the command ------------------------------------------------------- */
 
-enum { CONFIG = 256, SET, CARD, FP8, HISTORY, PRICE };
-
 static int
 read_arguments(struct plan *plan, int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "model", required_argument, NULL, 'm' },
-        { "card", required_argument, NULL, CARD },
-        { "fp8", no_argument, NULL, FP8 },
-        { "history", required_argument, NULL, HISTORY },
-        { "price", required_argument, NULL, PRICE },
-        { "jobs", no_argument, NULL, 'j' },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    const char *card = NULL, *price = NULL;
+    const struct ns_argument table[] = {
+        { "model", 'm', "DIR", "this model", .key = "engine.model" },
+        { "card", 0, "NAME", "on this card, with the released 26B-A4B model:\n"
+          "h100-80gb or h200", .text = &card },
+        { "fp8", 0, NULL, "its weights in FP8", .flag = &plan->fp8 },
+        { "history", 0, "FILE", "results of former runs: how long answers are "
+          "and\nhow many steps they take", .text = &plan->history_path },
+        { "price", 0, "AMOUNT", "of an hour of the machine", .text = &price },
+        { "jobs", 'j', NULL, "also the expected begin and end of each job",
+          .flag = &plan->list },
+        { 0 },
     };
-    struct ns_error err = { 0 };
+    const struct ns_synopsis usage = {
+        "nightshift plan", "FILE|- [options]", about, table, 1, 1, false,
+    };
+    int status = ns_arguments_parse(&plan->arguments, &usage, argc, argv);
     char *end;
-    int c;
 
-    while ((c = getopt_long(argc, argv, "m:jh", long_options, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            ns_arguments_add(&plan->arguments, "engine.model", optarg, &err);
-            break;
-        case CARD:
-            plan->card = ns_cost_card(optarg);
-            if (!plan->card)
-                return ns_command_fail(NS_EXIT_USAGE,
-                                       "--card %s: known are h100-80gb and "
-                                       "h200", optarg);
-            break;
-        case FP8:
-            plan->fp8 = true;
-            break;
-        case HISTORY:
-            plan->history_path = optarg;
-            break;
-        case PRICE:
-            plan->price = strtod(optarg, &end);
-            if (end == optarg || *end || !(plan->price >= 0) ||
-                plan->price > 1e12)
-                return ns_command_fail(NS_EXIT_USAGE,
-                                       "--price %s: not an amount", optarg);
-            break;
-        case 'j':
-            plan->list = true;
-            break;
-        case CONFIG:
-            plan->arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&plan->arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK)
-            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
+    if (status != -1)
+        return status;
+    if (card)
+        plan->card = ns_cost_card(card);
+    if (card && !plan->card)
+        return ns_command_fail(NS_EXIT_USAGE, "--card %s: known are h100-80gb "
+                               "and h200", card);
+    if (price) {
+        plan->price = strtod(price, &end);
+        if (end == price || *end || !(plan->price >= 0) || plan->price > 1e12)
+            return ns_command_fail(NS_EXIT_USAGE, "--price %s: not an amount",
+                                   price);
     }
     if (plan->fp8 && !plan->card)
         return ns_command_fail(NS_EXIT_USAGE, "--fp8 goes with --card");

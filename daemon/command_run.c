@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,24 +15,9 @@
 #include "daemon/setup.h"
 #include "daemon/signals.h"
 
-static const char usage[] =
-    "usage: nightshift run FILE|- [options]\n"
-    "\n"
+static const char about[] =
     "Runs the jobs of an OpenAI Batch file and writes a line for each. Running\n"
-    "again with the same OUT carries on where the last run stopped.\n"
-    "\n"
-    "  -o, --output OUT     results (default: standard output, which cannot\n"
-    "                       be carried on)\n"
-    "  -m, --model DIR      checkpoint folder\n"
-    "      --mode MODE      of jobs that name none: auto, diffusion, ar, hybrid\n"
-    "      --seed N         with the job id, the seed of jobs that name none\n"
-    "      --restart        put an existing OUT aside and begin anew\n"
-    "      --retry-failed   run lines again whose result is an error\n"
-    "      --threads N      of a pass; no result depends on it\n"
-    "      --config FILE    see nightshift.conf(5)\n"
-    "      --set KEY=VALUE  one key of it\n"
-    "  -q, --quiet          no progress, no summary\n"
-    "      --progress       both, also where standard error is no terminal\n";
+    "again with the same OUT carries on where the last run stopped.\n";
 
 struct run {
     struct ns_arguments arguments;
@@ -49,82 +33,36 @@ struct run {
     char model[PATH_MAX], model_name[256];
 };
 
-enum { MODE = 256, SEED, RESTART, RETRY_FAILED, THREADS, CONFIG, SET,
-       PROGRESS };
-
-static const struct option long_options[] = {
-    { "output", required_argument, NULL, 'o' },
-    { "model", required_argument, NULL, 'm' },
-    { "mode", required_argument, NULL, MODE },
-    { "seed", required_argument, NULL, SEED },
-    { "restart", no_argument, NULL, RESTART },
-    { "retry-failed", no_argument, NULL, RETRY_FAILED },
-    { "threads", required_argument, NULL, THREADS },
-    { "config", required_argument, NULL, CONFIG },
-    { "set", required_argument, NULL, SET },
-    { "quiet", no_argument, NULL, 'q' },
-    { "progress", no_argument, NULL, PROGRESS },
-    { "help", no_argument, NULL, 'h' },
-    { NULL, 0, NULL, 0 },
-};
-
 /* -1 to go on, else the status to leave with. */
 static int
 read_arguments(struct run *run, int argc, char **argv)
 {
-    struct ns_arguments *arguments = &run->arguments;
-    struct ns_error err = { 0 };
-    int c;
+    const struct ns_argument table[] = {
+        { "output", 'o', "OUT", "results (default: standard output, which "
+          "cannot\nbe carried on)", .text = &run->output },
+        { "model", 'm', "DIR", "checkpoint folder", .key = "engine.model" },
+        { "mode", 0, "MODE", "of jobs that name none: auto, diffusion, ar, "
+          "hybrid", .key = "engine.mode" },
+        { "seed", 0, "N", "with the job id, the seed of jobs that name none",
+          .key = "engine.seed" },
+        { "restart", 0, NULL, "put an existing OUT aside and begin anew",
+          .flag = &run->restart },
+        { "retry-failed", 0, NULL, "run lines again whose result is an error",
+          .flag = &run->retry_failed },
+        { "threads", 0, "N", "of a pass; no result depends on it",
+          .key = "cpu.threads" },
+        { "quiet", 'q', NULL, "no progress, no summary", .flag = &run->quiet },
+        { "progress", 0, NULL, "both, also where standard error is no "
+          "terminal", .flag = &run->progress },
+        { 0 },
+    };
+    const struct ns_synopsis usage = {
+        "nightshift run", "FILE|- [options]", about, table, 1, 1, false,
+    };
+    int status = ns_arguments_parse(&run->arguments, &usage, argc, argv);
 
-    while ((c = getopt_long(argc, argv, "o:m:qh", long_options, NULL)) != -1) {
-        switch (c) {
-        case 'o':
-            run->output = optarg;
-            break;
-        case 'm':
-            ns_arguments_add(arguments, "engine.model", optarg, &err);
-            break;
-        case MODE:
-            ns_arguments_add(arguments, "engine.mode", optarg, &err);
-            break;
-        case SEED:
-            ns_arguments_add(arguments, "engine.seed", optarg, &err);
-            break;
-        case THREADS:
-            ns_arguments_add(arguments, "cpu.threads", optarg, &err);
-            break;
-        case SET:
-            ns_arguments_add(arguments, NULL, optarg, &err);
-            break;
-        case CONFIG:
-            arguments->config = optarg;
-            break;
-        case RESTART:
-            run->restart = true;
-            break;
-        case RETRY_FAILED:
-            run->retry_failed = true;
-            break;
-        case 'q':
-            run->quiet = true;
-            break;
-        case PROGRESS:
-            run->progress = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK)
-            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
+    if (status != -1)
+        return status;
     run->input = argv[optind];
     if (!run->output)
         run->output = "-";

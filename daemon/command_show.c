@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdbool.h>
@@ -14,18 +13,11 @@
 
 #include "base/reader.h"
 #include "connectors/lines.h"
+#include "daemon/arguments.h"
 #include "daemon/setup.h"
 
-static const char usage[] =
-    "usage: nightshift show OUT [options]\n"
-    "\n"
-    "Prints a results file for reading, in the order of its jobs.\n"
-    "\n"
-    "  -j, --jobs FILE     the job file: titles and reference answers come from\n"
-    "                      metadata.title and metadata.reference of a job\n"
-    "  -a, --answers FILE  lines with custom_id and answer: reference answers\n"
-    "  -w, --width N       of the text; default: the terminal's, at most 80\n"
-    "      --thoughts      print thoughts as well\n";
+static const char about[] =
+    "Prints a results file for reading, in the order of its jobs.\n";
 
 struct entry {
     uint64_t line; /* of the job */
@@ -435,51 +427,37 @@ default_width(void)
     return 80;
 }
 
-enum { THOUGHTS = 256 };
-
 int
 ns_command_show(int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "jobs", required_argument, NULL, 'j' },
-        { "answers", required_argument, NULL, 'a' },
-        { "width", required_argument, NULL, 'w' },
-        { "thoughts", no_argument, NULL, THOUGHTS },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
-    };
     struct show show = { .width = default_width() };
+    const char *width = NULL;
+    const struct ns_argument table[] = {
+        { "jobs", 'j', "FILE", "the job file: titles and reference answers "
+          "come\nfrom metadata.title and metadata.reference of a job",
+          .text = &show.jobs },
+        { "answers", 'a', "FILE", "lines with custom_id and answer: reference "
+          "answers", .text = &show.answers },
+        { "width", 'w', "N", "of the text; default: the terminal's, at most "
+          "80", .text = &width },
+        { "thoughts", 0, NULL, "print thoughts as well",
+          .flag = &show.thoughts },
+        { 0 },
+    };
+    const struct ns_synopsis usage = {
+        "nightshift show", "OUT [options]", about, table, 1, 1, true,
+    };
+    struct ns_arguments arguments = { 0 };
     struct ns_error err = { 0 };
-    int c;
+    int status = ns_arguments_parse(&arguments, &usage, argc, argv);
 
-    while ((c = getopt_long(argc, argv, "j:a:w:h", long_options, NULL)) != -1) {
-        switch (c) {
-        case 'j':
-            show.jobs = optarg;
-            break;
-        case 'a':
-            show.answers = optarg;
-            break;
-        case 'w':
-            show.width = atoi(optarg);
-            if (show.width < 20 || show.width > 1000)
-                return ns_command_fail(NS_EXIT_USAGE,
-                                       "--width is within 20 and 1000");
-            break;
-        case THOUGHTS:
-            show.thoughts = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
+    if (status != -1)
+        return status;
+    if (width) {
+        show.width = atoi(width);
+        if (show.width < 20 || show.width > 1000)
+            return ns_command_fail(NS_EXIT_USAGE,
+                                   "--width is within 20 and 1000");
     }
     show.results = argv[optind];
     if (show_results(&show, &err) != NS_OK)

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
 #include <signal.h>
@@ -24,18 +23,10 @@
 #include "daemon/setup.h"
 #include "daemon/work.h"
 
-static const char usage[] =
-    "usage: nightshift submit FILE [options]\n"
-    "\n"
+static const char about[] =
     "Sends the jobs of a file (.jsonl, .jsonl.lz4) to a Kafka topic, as one\n"
     "batch. All are checked first; with a bad one among them none is sent.\n"
-    "Prints the batch's name. Sending a file again changes nothing.\n"
-    "\n"
-    "  -t, --topic NAME     default: the first of intake.topics\n"
-    "  -b, --batch NAME     default: the file's name and a part of its hash\n"
-    "      --send-bad       send bad lines too: each becomes a dead letter\n"
-    "      --config FILE    see nightshift.conf(5): [kafka], [postgres]\n"
-    "      --set KEY=VALUE  one key of it\n";
+    "Prints the batch's name. Sending a file again changes nothing.\n";
 
 enum {
     NAME_BYTES = NS_JOB_BATCH_BYTES - 13, /* of the file's, in the batch's */
@@ -56,57 +47,28 @@ struct submit {
     uint64_t n_jobs, n_bad;
 };
 
-enum { CONFIG = 256, SET, SEND_BAD };
-
 static int
 read_arguments(struct submit *s, int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "topic", required_argument, NULL, 't' },
-        { "batch", required_argument, NULL, 'b' },
-        { "send-bad", no_argument, NULL, SEND_BAD },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    const struct ns_argument table[] = {
+        { "topic", 't', "NAME", "default: the first of intake.topics",
+          .text = &s->topic },
+        { "batch", 'b', "NAME", "default: the file's name and a part of its "
+          "hash", .text = &s->batch },
+        { "send-bad", 0, NULL, "send bad lines too: each becomes a dead "
+          "letter", .flag = &s->send_bad },
+        { 0 },
     };
-    struct ns_error err = { 0 };
-    int c;
+    const struct ns_synopsis usage = {
+        "nightshift submit", "FILE [options]", about, table, 1, 1, false,
+    };
+    int status;
 
-    s->arguments.fallback_config = "/etc/nightshift/nightshift.conf";
-    while ((c = getopt_long(argc, argv, "t:b:h", long_options, NULL)) != -1) {
-        switch (c) {
-        case 't':
-            s->topic = optarg;
-            break;
-        case 'b':
-            s->batch = optarg;
-            break;
-        case SEND_BAD:
-            s->send_bad = true;
-            break;
-        case CONFIG:
-            s->arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&s->arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK)
-            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
-    s->input = argv[optind];
-    return -1;
+    s->arguments.fallback_config = NS_ETC_CONFIG;
+    status = ns_arguments_parse(&s->arguments, &usage, argc, argv);
+    if (status == -1)
+        s->input = argv[optind];
+    return status;
 }
 
 /* Where to, and which brokers. */

@@ -12,19 +12,9 @@
 #include "engine/prompt.h"
 #include "engine/tokenizer.h"
 
-static const char usage[] =
-    "usage: nightshift tokenize [options] [TEXT...]\n"
-    "\n"
+static const char about[] =
     "Text (the arguments, or standard input) to token ids. Control tokens never\n"
-    "come of text: they are spelt out as the characters they are.\n"
-    "\n"
-    "  -m, --model DIR   checkpoint folder\n"
-    "  -d, --decode      ids to text\n"
-    "  -c, --chat        a JSON array of messages, or an object with messages\n"
-    "                    and tools, to the ids of its prompt\n"
-    "      --text        with --chat: the prompt's text instead of its ids\n"
-    "  -t, --thinking    with --chat: ask for a thought\n"
-    "  -n, --count       only how many\n";
+    "come of text: they are spelt out as the characters they are.\n";
 
 enum { INPUT_LIMIT = 64 << 20, ID_LIMIT = 64 << 20 };
 
@@ -192,69 +182,36 @@ tokenize(struct tokenize *t, const struct ns_options *options, int argc,
     return status;
 }
 
-enum { TEXT = 256, CONFIG, SET };
-
 int
 ns_command_tokenize(int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "model", required_argument, NULL, 'm' },
-        { "decode", no_argument, NULL, 'd' },
-        { "chat", no_argument, NULL, 'c' },
-        { "text", no_argument, NULL, TEXT },
-        { "thinking", no_argument, NULL, 't' },
-        { "count", no_argument, NULL, 'n' },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    struct tokenize t = { 0 };
+    const struct ns_argument table[] = {
+        { "model", 'm', "DIR", "checkpoint folder", .key = "engine.model" },
+        { "decode", 'd', NULL, "ids to text", .flag = &t.decode },
+        { "chat", 'c', NULL, "a JSON array of messages, or an object with "
+          "messages\nand tools, to the ids of its prompt", .flag = &t.chat },
+        { "text", 0, NULL, "with --chat: the prompt's text instead of its ids",
+          .flag = &t.text },
+        { "thinking", 't', NULL, "with --chat: ask for a thought",
+          .flag = &t.thinking },
+        { "count", 'n', NULL, "only how many", .flag = &t.count },
+        { 0 },
+    };
+    const struct ns_synopsis usage = {
+        "nightshift tokenize", "[options] [TEXT...]", about, table, 0, INT_MAX,
+        false,
     };
     struct ns_arguments arguments = { 0 };
     struct ns_options *options = NULL;
-    struct tokenize t = { 0 };
     struct ns_error err = { 0 };
     enum ns_status status;
-    int c;
+    int leave = ns_arguments_parse(&arguments, &usage, argc, argv);
 
-    while ((c = getopt_long(argc, argv, "m:dctnh", long_options, NULL)) !=
-           -1) {
-        switch (c) {
-        case 'm':
-            ns_arguments_add(&arguments, "engine.model", optarg, &err);
-            break;
-        case 'd':
-            t.decode = true;
-            break;
-        case 'c':
-            t.chat = true;
-            break;
-        case TEXT:
-            t.text = true;
-            break;
-        case 't':
-            t.thinking = true;
-            break;
-        case 'n':
-            t.count = true;
-            break;
-        case CONFIG:
-            arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-    }
-    if (t.decode && t.chat) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
+    if (leave != -1)
+        return leave;
+    if (t.decode && t.chat)
+        return ns_arguments_misused(&usage, "--decode and --chat are two ways");
     status = ns_arguments_load(&arguments, &options, &err);
     if (status == NS_OK)
         status = tokenize(&t, options, argc, argv, &err);

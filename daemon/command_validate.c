@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,19 +16,12 @@
 #include "engine/request.h"
 #include "daemon/setup.h"
 
-static const char usage[] =
-    "usage: nightshift validate FILE|- [options]\n"
-    "\n"
+static const char about[] =
     "Checks each job as `run` would, without running any: one line for each\n"
     "mistake, with its code and the field, then the counts.\n"
     "\n"
     "Tokens are counted, and checked against the context, with the model that\n"
-    "`run` would take; where there is none, they are not.\n"
-    "\n"
-    "  -m, --model DIR      this model\n"
-    "  -w, --warnings       show warnings as well\n"
-    "      --config FILE    see nightshift.conf(5)\n"
-    "      --set KEY=VALUE  one key of it\n";
+    "`run` would take; where there is none, they are not.\n";
 
 struct seen { /* an id of an earlier line, by its hash */
     uint64_t hash, line;
@@ -257,52 +249,23 @@ open_model(struct validate *v, struct ns_error *err)
     return status;
 }
 
-enum { CONFIG = 256, SET };
-
 static int
 read_arguments(struct validate *v, int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "model", required_argument, NULL, 'm' },
-        { "warnings", no_argument, NULL, 'w' },
-        { "config", required_argument, NULL, CONFIG },
-        { "set", required_argument, NULL, SET },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    const struct ns_argument table[] = {
+        { "model", 'm', "DIR", "this model", .key = "engine.model" },
+        { "warnings", 'w', NULL, "show warnings as well",
+          .flag = &v->warnings },
+        { 0 },
     };
-    struct ns_error err = { 0 };
-    int c;
+    const struct ns_synopsis usage = {
+        "nightshift validate", "FILE|- [options]", about, table, 1, 1, false,
+    };
+    int status = ns_arguments_parse(&v->arguments, &usage, argc, argv);
 
-    while ((c = getopt_long(argc, argv, "m:wh", long_options, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            ns_arguments_add(&v->arguments, "engine.model", optarg, &err);
-            break;
-        case 'w':
-            v->warnings = true;
-            break;
-        case CONFIG:
-            v->arguments.config = optarg;
-            break;
-        case SET:
-            ns_arguments_add(&v->arguments, NULL, optarg, &err);
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK)
-            return ns_command_fail(NS_EXIT_USAGE, "%s", err.text);
-    }
-    if (argc - optind != 1) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
-    }
-    v->input = argv[optind];
-    return -1;
+    if (status == -1)
+        v->input = argv[optind];
+    return status;
 }
 
 static int

@@ -7,7 +7,6 @@
  * The event loop below is the whole daemon; the pipeline does the work. Exit
  * statuses are those of setup.h: 75 and 70 are worth another start, 78 is not.
  */
-#include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -27,17 +26,6 @@
 #include "daemon/signals.h"
 #include "daemon/work.h"
 #include "engine/measure.h"
-
-static const char usage[] =
-    "usage: nightshiftd [options]\n"
-    "\n"
-    "      --config FILE    default /etc/nightshift/nightshift.conf, if there\n"
-    "      --spool DIR      folder with in/, work/, out/, done/, dead/\n"
-    "      --model DIR      checkpoint folder\n"
-    "      --set KEY=VALUE  one key of nightshift.conf(5)\n"
-    "      --print-config   what is in force, and exit\n"
-    "      --check-config   say what is wrong with it, and exit\n"
-    "      --version\n";
 
 enum {
     STATUS_EVERY_MS = 5000,
@@ -67,65 +55,35 @@ struct nightshiftd {
     bool storage_was_full, ready;
 };
 
-enum { CONFIG = 256, SPOOL, MODEL, SET, PRINT_CONFIG, CHECK_CONFIG, VERSION };
-
 /* -1 to go on, else the status to leave with. */
 static int
 read_arguments(struct nightshiftd *d, int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        { "config", required_argument, NULL, CONFIG },
-        { "spool", required_argument, NULL, SPOOL },
-        { "model", required_argument, NULL, MODEL },
-        { "set", required_argument, NULL, SET },
-        { "print-config", no_argument, NULL, PRINT_CONFIG },
-        { "check-config", no_argument, NULL, CHECK_CONFIG },
-        { "version", no_argument, NULL, VERSION },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    bool version = false;
+    const struct ns_argument table[] = {
+        { "spool", 0, "DIR", "folder with in/, work/, out/, done/, dead/",
+          .key = "intake.spool" },
+        { "model", 0, "DIR", "checkpoint folder", .key = "engine.model" },
+        { "print-config", 0, NULL, "what is in force, and exit",
+          .flag = &d->print_config },
+        { "check-config", 0, NULL, "say what is wrong with it, and exit",
+          .flag = &d->check_config },
+        { "version", 0, NULL, "say which this is, and exit",
+          .flag = &version },
+        { 0 },
     };
-    struct ns_error err = { 0 };
-    int c;
+    const struct ns_synopsis usage = {
+        "nightshiftd", "[options]", NULL, table, 0, 0, false,
+    };
+    int status;
 
-    d->arguments.fallback_config = "/etc/nightshift/nightshift.conf";
-    while ((c = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
-        switch (c) {
-        case CONFIG:
-            d->arguments.config = optarg;
-            break;
-        case SPOOL:
-            ns_arguments_add(&d->arguments, "intake.spool", optarg, &err);
-            break;
-        case MODEL:
-            ns_arguments_add(&d->arguments, "engine.model", optarg, &err);
-            break;
-        case SET:
-            ns_arguments_add(&d->arguments, NULL, optarg, &err);
-            break;
-        case PRINT_CONFIG:
-            d->print_config = true;
-            break;
-        case CHECK_CONFIG:
-            d->check_config = true;
-            break;
-        case VERSION:
-            printf("nightshiftd %s\n", NS_VERSION);
-            return NS_EXIT_OK;
-        case 'h':
-            fputs(usage, stdout);
-            return NS_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return NS_EXIT_USAGE;
-        }
-        if (err.status != NS_OK) {
-            fprintf(stderr, "nightshiftd: %s\n", err.text);
-            return NS_EXIT_USAGE;
-        }
-    }
-    if (optind < argc) {
-        fputs(usage, stderr);
-        return NS_EXIT_USAGE;
+    d->arguments.fallback_config = NS_ETC_CONFIG;
+    status = ns_arguments_parse(&d->arguments, &usage, argc, argv);
+    if (status != -1)
+        return status;
+    if (version) {
+        printf("nightshiftd %s\n", NS_VERSION);
+        return NS_EXIT_OK;
     }
     return -1;
 }

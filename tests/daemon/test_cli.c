@@ -242,12 +242,13 @@ the_exit_status_tells_all_some_and_none(void **state)
     assert_int_equal(RUN("run"), 64);
     assert_int_equal(RUN("run", jobs, "--no-such-option"), 64);
     assert_int_equal(RUN("sing"), 64);
+    assert_int_equal(RUN("run", jobs, "--mode", "foo"), 64);
+    assert_true(file_says(in_folder("stderr"), "auto|diffusion|ar|hybrid"));
     assert_int_equal(RUN("run", in_folder("missing.jsonl"), OPTIONS), 65);
     assert_int_equal(RUN("run", jobs, "-m", in_folder("no-model")), 78);
     assert_true(file_says(in_folder("stderr"), "config.json"));
     assert_int_equal(RUN("run", jobs, OPTIONS, "--set", "engine.modle=x"), 78);
     assert_true(file_says(in_folder("stderr"), "unknown key engine.modle"));
-    assert_int_equal(RUN("run", jobs, OPTIONS, "--mode", "fast"), 78);
     assert_int_equal(RUN("--help"), 0);
     assert_int_equal(RUN("--version"), 0);
     assert_int_equal(RUN("run", "--help"), 0);
@@ -496,6 +497,28 @@ show_prints_titles_and_references_and_no_control_bytes(void **state)
     assert_int_equal(RUN("show", in_folder("missing")), 65);
 }
 
+/* Help comes of the table that parses, so this asks every command for it. */
+static void
+each_command_says_what_it_takes(void **state)
+{
+    static const char *const commands[] = {
+        "run", "validate", "show", "submit", "inspect", "plan", "db",
+        "tokenize",
+    };
+    char head[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        assert_int_equal(RUN(commands[i], "--help"), 0);
+        snprintf(head, sizeof(head), "usage: nightshift %s ", commands[i]);
+        assert_true(file_says(in_folder("stdout"), head));
+        assert_int_equal(RUN(commands[i], "--nothing"), 64);
+        assert_true(file_says(in_folder("stderr"), head));
+    }
+    assert_int_equal(RUN("show", "--help"), 0); /* it needs no settings */
+    assert_false(file_says(in_folder("stdout"), "--config"));
+}
+
 int
 main(void)
 {
@@ -509,6 +532,7 @@ main(void)
         cmocka_unit_test(an_interrupt_stops_cleanly_and_a_second_run_carries_on),
         cmocka_unit_test(a_second_run_on_the_same_output_is_refused),
         cmocka_unit_test(the_exit_status_tells_all_some_and_none),
+        cmocka_unit_test(each_command_says_what_it_takes),
         cmocka_unit_test(without_an_output_results_go_to_standard_output),
         cmocka_unit_test(
             an_edited_line_stops_the_run_until_it_is_told_to_restart),
