@@ -74,7 +74,7 @@ $B/%.o: %.c $B/flags
 	$Qmkdir -p $(@D)
 	$Q$(CC) $(ALL_CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
-$B/connectors/postgres_schema.o: connectors/schema.sql
+$B/connectors/postgres_schema.o: connectors/schema.sql connectors/schema_2.sql
 $B/daemon/http_page.o: daemon/http_page.html
 
 # Rebuild everything when the flags change, and only then.

@@ -139,6 +139,15 @@ static const struct option options_table[] = {
     { "images.roots", TEXT, AT(images.roots), NULL, 0, 0, NULL, 0,
       "comma list of folders that jobs may name picture files in" },
 
+    { "documents.roots", TEXT, AT(documents.roots), NULL, 0, 0, NULL, 0,
+      "without a database: comma list of folders of documents" },
+    { "documents.limit", BYTES, AT(documents.limit_bytes), "16M", KB, GB, NULL,
+      0, "one document" },
+    { "documents.cache", BYTES, AT(documents.cache_bytes), "64M", 0, TB, NULL,
+      0, "of documents of late, kept for the next job" },
+    { "documents.wait", DURATION, AT(documents.wait_ms), "5m", 0, 24 * HOUR,
+      NULL, 0, "a job waits this long for a document to be put" },
+
     { "limits.default_max_tokens", COUNT, AT(limits.default_max_tokens),
       "8192", 1, 1 << 20, NULL, RELOAD,
       "tokens of an answer whose job names no limit" },

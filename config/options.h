@@ -81,6 +81,10 @@ struct ns_options {
         const char *roots; /* comma list; NULL: no files */
     } images;
     struct {
+        const char *roots; /* comma list; NULL: no files */
+        uint64_t limit_bytes, cache_bytes, wait_ms;
+    } documents;
+    struct {
         const char *listen; /* host:port; NULL: no web server */
     } http;
     const struct ns_setting *kafka;

@@ -18,6 +18,7 @@
  *     unknown_model   not among the names served
  *     unsupported  a field whose part is not built; `param` names it
  *     image_limit  more than NS_JOB_IMAGES pictures
+ *     document_limit  more than NS_JOB_DOCUMENTS documents
  *     empty_prompt no message says anything
  *     tombstone    no bytes at all
  *     cancel       no bytes at all, and that cancels the job of the key
@@ -48,6 +49,7 @@ enum {
     NS_JOB_MESSAGES = 4096,
     NS_JOB_TOOLS = 128,
     NS_JOB_IMAGES = 16,
+    NS_JOB_DOCUMENTS = 16,
     NS_JOB_WARNINGS = 32,      /* further ones are counted in the last */
     NS_JOB_DEADLINE_DAYS = 30, /* later ones are cut, with a warning */
 };
@@ -70,6 +72,7 @@ struct ns_job_options { /* the server's limits; all zero is a good default */
     const char *model_warning; /* `run`: any model is taken, with a warning
                                 * that this one ran; NULL: no warning */
     bool images; /* taken; else `unsupported` */
+    bool documents; /* likewise, by reference: there is somewhere to look */
     bool id_from_position;     /* files: a line without custom_id gets
                                 * "<origin>:<line>:<12 hex of its hash>" */
     int64_t now_ms;            /* Unix time, to cap deadlines; 0: no cap */
@@ -122,6 +125,7 @@ struct ns_job {
     bool has_deadline;
     int64_t deadline_ms;    /* Unix time */
     uint32_t n_images;      /* image_url parts of the messages */
+    uint32_t n_documents;   /* document parts; what they are is not known yet */
     uint32_t image_tokens;  /* soft tokens of each at most; 0: not asked for */
     uint32_t canvas_length; /* 0: not asked for */
     bool has_t_min, has_t_max, has_entropy_bound, has_confidence_threshold;

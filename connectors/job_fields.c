@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/reader.h"
 #include "connectors/job_private.h"
+#include "connectors/sha256.h"
 
 enum {
     MAX_TOKENS = 262144, /* the longest context of the family */
@@ -226,6 +227,49 @@ check_image(struct ns_parse *p, const json_t *part, const char *path)
     return NS_OK;
 }
 
+/* {"id": ..., "sha256": ...}. The hash is what makes the same job say the same:
+ * without it another document under the id would go unnoticed. */
+static enum ns_status
+check_document(struct ns_parse *p, const json_t *part, const char *path)
+{
+    const json_t *document = json_object_get(part, "document"), *id, *sha256;
+    unsigned char bytes[NS_SHA256_BYTES];
+    const char *key, *why;
+    json_t *value;
+    char at[80];
+
+    if (!p->options->documents)
+        return ns_refuse(p->err, "unsupported", path, "%s: a document by "
+                         "reference needs a database or documents.roots to "
+                         "look in", path);
+    snprintf(at, sizeof(at), "%s.document", path);
+    if (!json_is_object(document))
+        return ns_refuse(p->err, "bad_param", at, "%s: an object with id and "
+                         "sha256 is needed", at);
+    json_object_foreach((json_t *)document, key, value)
+        if (strcmp(key, "id") != 0 && strcmp(key, "sha256") != 0)
+            return ns_refuse(p->err, "unknown_field", at, "%s: holds more than "
+                             "id and sha256", at);
+    id = json_object_get(document, "id");
+    snprintf(at, sizeof(at), "%s.document.id", path);
+    why = json_is_string(id) ? ns_job_bad_name(json_string_value(id),
+                                               json_string_length(id),
+                                               NS_JOB_ID_BYTES)
+                             : "a text is needed";
+    if (why)
+        return ns_refuse(p->err, "bad_param", at, "%s: %s", at, why);
+    sha256 = json_object_get(document, "sha256");
+    snprintf(at, sizeof(at), "%s.document.sha256", path);
+    if (!json_is_string(sha256) ||
+        !ns_sha256_from(json_string_value(sha256), bytes))
+        return ns_refuse(p->err, "bad_param", at, "%s: 64 hex digits are "
+                         "needed", at);
+    if (++p->job->n_documents > NS_JOB_DOCUMENTS)
+        return ns_refuse(p->err, "document_limit", path,
+                         "%s: more than %d documents", path, NS_JOB_DOCUMENTS);
+    return NS_OK;
+}
+
 /* A part of a message's content. `*says` is raised when it holds any text. */
 static enum ns_status
 check_part(struct ns_parse *p, const json_t *part, const char *path, bool *says)
@@ -252,8 +296,10 @@ check_part(struct ns_parse *p, const json_t *part, const char *path, bool *says)
         *says = true;
         return check_image(p, part, path);
     }
-    if (strcmp(json_string_value(type), "document") == 0)
-        return ns_job_unsupported(p, path, "a document by reference");
+    if (strcmp(json_string_value(type), "document") == 0) {
+        *says = true;
+        return check_document(p, part, path);
+    }
     if (strcmp(json_string_value(type), "input_audio") == 0)
         return ns_job_unsupported(p, path, "audio");
     if (strcmp(json_string_value(type), "file") == 0)

@@ -30,7 +30,7 @@
 #include "base/error.h"
 #include "connectors/store.h"
 
-enum { NS_POSTGRES_SCHEMA = 1 }; /* the version this build works with */
+enum { NS_POSTGRES_SCHEMA = 2 }; /* the version this build works with */
 
 struct ns_postgres_options {
     const char *conninfo;      /* libpq's "host=a,b ..." or URI; borrowed */

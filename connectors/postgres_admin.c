@@ -6,13 +6,13 @@
 
 enum { PURGE_BATCH = 1000 };
 
-/* What brings a schema of version `from` to the next one, in order. The first
- * is schema.sql, from nothing. */
+/* What brings a schema of version `from` to the next one, in order. */
 static const struct step {
     int from;
     const char *sql;
 } steps[] = {
     { 0, ns_pg_schema_sql },
+    { 1, ns_pg_schema_2_sql },
 };
 
 static enum ns_status

@@ -1,13 +1,16 @@
 #include "connectors/postgres_columns.h"
 
 #include <inttypes.h>
-#include <lz4frame.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "connectors/frame.h"
 #include "connectors/result.h"
 
-enum { PLAIN_BYTES = 256 << 10 }; /* longer texts stand in response_lz4 alone */
+enum {
+    PLAIN_BYTES = 256 << 10, /* longer texts stand in response_lz4 alone */
+    LZ4_BYTES = 1 << 30,
+};
 
 void
 ns_pg_columns_init(struct ns_pg_columns *columns, const char *kinds)
@@ -105,20 +108,13 @@ ns_pg_add_warnings(struct ns_pg_array *array, const struct ns_job *job)
 void
 ns_pg_add_lz4(struct ns_pg_array *array, const char *bytes, size_t length)
 {
-    LZ4F_preferences_t preferences = {
-        .frameInfo = { .contentChecksumFlag = LZ4F_contentChecksumEnabled,
-                       .contentSize = length },
-    };
-    size_t bound = LZ4F_compressFrameBound(length, &preferences), n;
-    char *frame = malloc(bound);
+    struct ns_buf frame;
 
-    n = frame ? LZ4F_compressFrame(frame, bound, bytes, length, &preferences)
-              : 0;
-    if (!frame || LZ4F_isError(n))
-        array->buf.failed = true;
-    else
-        ns_pg_add_bytes(array, frame, n);
-    free(frame);
+    ns_buf_init(&frame, LZ4_BYTES);
+    ns_frame_pack(bytes, length, &frame);
+    ns_pg_add_bytes(array, frame.data, frame.length);
+    array->buf.failed |= frame.failed || frame.over;
+    ns_buf_fini(&frame);
 }
 
 /* ---- text for people -------------------------------------------------- */

@@ -83,6 +83,7 @@ int64_t ns_pg_int(const PGresult *result, int row, int column); /* int2,4,8 */
 bool ns_pg_bool(const PGresult *result, int row, int column);
 const char *ns_pg_text(const PGresult *result, int row, int column);
 
-extern const char ns_pg_schema_sql[]; /* schema.sql */
+extern const char ns_pg_schema_sql[];   /* schema.sql */
+extern const char ns_pg_schema_2_sql[]; /* schema_2.sql */
 
 #endif

@@ -1,7 +1,8 @@
 -- schema.sql - version 1 of what nightshift keeps in PostgreSQL 14 or newer.
 --
 -- Embedded into the programs and run by `nightshift db init`, as one
--- transaction, by the role that shall own it. The daemon never changes it.
+-- transaction with the steps to later versions (schema_2.sql), by the role
+-- that shall own it. The daemon never changes it.
 --
 -- job is a lease with a fence: who runs what, until when. result is the one
 -- final row; no role of ours can change it, so that a second one is refused

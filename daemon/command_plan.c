@@ -58,6 +58,8 @@ struct plan {
     bool empty_thought;
     struct ns_decoder *decoder;
     struct ns_pictures_options pictures;
+    struct ns_documents *documents;
+    struct ns_references_options references;
     struct ns_outlook *own_outlook, *outlook;
     struct ns_history history;
     double owed[NS_N_JOB_CLASSES]; /* of a canvas, see whole_canvases */
@@ -131,6 +133,9 @@ set_up(struct plan *plan, struct ns_error *err)
     if (status == NS_OK)
         status = ns_setup_pictures(plan->options, plan->model, &plan->decoder,
                                    &plan->pictures, err);
+    if (status == NS_OK)
+        status = ns_setup_references(plan->options, &plan->documents,
+                                     &plan->references, err);
     if (status == NS_OK && plan->history_path)
         status = ns_history_read(plan->history_path,
                                  plan->model->config.canvas_length,
@@ -273,7 +278,8 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
 {
     const struct ns_pipeline_tuning tuning = ns_setup_tuning(plan->options);
     struct ns_request_image images[NS_JOB_IMAGES];
-    struct ns_pictures pictures;
+    struct ns_references references;
+    struct ns_pictures pictures = { 0 };
     struct ns_request request;
     struct ns_ids ids = { 0 };
     enum ns_status status;
@@ -283,7 +289,11 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     status = ns_prepare_mode(job, plan->model, tuning.mode, &mode, err);
     if (status != NS_OK)
         return status;
-    status = ns_pictures_load(&plan->pictures, job, &pictures, err);
+    status = ns_references_load(&plan->references, job, INT64_MAX, &references,
+                                err);
+    if (status == NS_OK)
+        status = ns_pictures_load(&plan->pictures, job, &references, &pictures,
+                                  err);
     if (status == NS_OK)
         status = ns_prepare_tokens(job, plan->tokenizer, plan->empty_thought,
                                    &pictures, &ids, &in_thought, err);
@@ -299,6 +309,7 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
         status = add_job(plan, job, line, &request, err);
     ns_ids_fini(&ids);
     ns_pictures_fini(&pictures);
+    ns_references_fini(&references);
     return status;
 }
 
@@ -310,6 +321,7 @@ add_line(struct plan *plan, const struct ns_line *line, struct ns_error *err)
         .canvas_length = plan->model->config.canvas_length,
         .id_from_position = true,
         .images = plan->decoder != NULL,
+        .documents = plan->references.documents || plan->references.roots,
         .now_ms = ns_unix_now_ms(),
     };
     const struct ns_message message = {
@@ -574,6 +586,7 @@ ns_command_plan(int argc, char **argv)
     free(plan.planned);
     free(plan.jobs);
     ns_decoder_destroy(plan.decoder);
+    ns_documents_destroy(plan.documents);
     ns_engine_close(plan.engine);
     ns_outlook_destroy(plan.own_outlook);
     ns_tokenizer_close(plan.own_tokenizer);

@@ -29,6 +29,7 @@ struct run {
     struct ns_spool *spool;
     struct ns_pipeline *pipeline;
     struct ns_decoder *decoder;
+    struct ns_documents *documents;
     char **model_names;
     char model[PATH_MAX], model_name[256];
 };
@@ -134,7 +135,8 @@ start(struct run *run, struct ns_error *err)
     struct ns_pipeline_options pipeline;
     enum ns_status status =
         ns_setup_pipeline(run->options, run->engine, run->model_name,
-                          &run->model_names, &run->decoder, &pipeline, err);
+                          &run->model_names, &run->decoder, &run->documents,
+                          &pipeline, err);
 
     if (status != NS_OK)
         return status;
@@ -261,6 +263,7 @@ ns_command_run(int argc, char **argv)
     ns_spool_close(run.spool);
     ns_engine_close(run.engine);
     ns_decoder_destroy(run.decoder);
+    ns_documents_destroy(run.documents);
     free(run.model_names);
     ns_options_destroy(run.options);
     return status;

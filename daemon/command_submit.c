@@ -130,7 +130,8 @@ parse_line(struct submit *s, const struct ns_line *line, struct ns_job **job,
 {
     struct ns_job_options options = {
         .max_bytes = s->options->limits.message_bytes,
-        .images = true, /* the daemon knows whether its model sees */
+        .images = true, /* the daemon knows whether its model sees, */
+        .documents = true, /* and has the database */
         .now_ms = ns_unix_now_ms(),
     };
     struct ns_message message = {

@@ -39,6 +39,8 @@ struct validate {
     bool empty_thought; /* the model's dialect */
     struct ns_decoder *decoder;
     struct ns_pictures_options pictures;
+    struct ns_documents *documents;
+    struct ns_references_options references;
 
     struct seen *seen; /* open addressing, a power of two */
     size_t n_seen, capacity;
@@ -109,7 +111,8 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     const struct ns_pipeline_tuning tuning = ns_setup_tuning(v->options);
     const struct ns_model *model = v->described;
     struct ns_request_image images[NS_JOB_IMAGES];
-    struct ns_pictures pictures;
+    struct ns_references references;
+    struct ns_pictures pictures = { 0 };
     struct ns_request request;
     struct ns_ids ids = { 0 }, draft = { 0 };
     enum ns_status status;
@@ -121,7 +124,11 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     status = ns_prepare_mode(job, model, tuning.mode, &mode, err);
     if (status != NS_OK)
         return status;
-    status = ns_pictures_load(&v->pictures, job, &pictures, err);
+    status = ns_references_load(&v->references, job, INT64_MAX, &references,
+                                err);
+    if (status == NS_OK)
+        status = ns_pictures_load(&v->pictures, job, &references, &pictures,
+                                  err);
     if (status == NS_OK)
         status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought,
                                    &pictures, &ids, &in_thought, err);
@@ -146,6 +153,7 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     ns_ids_fini(&ids);
     ns_ids_fini(&draft);
     ns_pictures_fini(&pictures);
+    ns_references_fini(&references);
     return status;
 }
 
@@ -159,6 +167,8 @@ check_line(struct validate *v, const struct ns_line *line,
             v->described ? v->described->config.canvas_length : 0,
         .id_from_position = true,
         .images = !v->described || v->decoder,
+        .documents = !v->described || v->references.documents ||
+                     v->references.roots,
         .now_ms = ns_unix_now_ms(),
     };
     struct ns_message message = {
@@ -246,6 +256,9 @@ open_model(struct validate *v, struct ns_error *err)
     if (status == NS_OK)
         status = ns_setup_pictures(v->options, v->described, &v->decoder,
                                    &v->pictures, err);
+    if (status == NS_OK)
+        status = ns_setup_references(v->options, &v->documents,
+                                     &v->references, err);
     return status;
 }
 
@@ -288,9 +301,7 @@ validate(struct validate *v)
     if (fd != STDIN_FILENO)
         close(fd);
     if (status != NS_OK)
-        return ns_command_fail(status == NS_FATAL ? NS_EXIT_INTERNAL
-                                                  : NS_EXIT_INPUT,
-                               "%s: %s", v->input, err.text);
+        return ns_command_fail(ns_exit_of(&err, NS_EXIT_INPUT), "%s: %s", v->input, err.text);
     printf("%" PRIu64 " jobs, %" PRIu64 " bad, %" PRIu64 " warnings",
            v->n_jobs, v->n_bad, v->n_warnings);
     if (v->tokenizer)
@@ -315,6 +326,7 @@ ns_command_validate(int argc, char **argv)
     free(v.seen);
     ns_tokenizer_close(v.tokenizer);
     ns_decoder_destroy(v.decoder);
+    ns_documents_destroy(v.documents);
     ns_model_close(v.described);
     ns_backend_close(v.be);
     ns_options_destroy(v.options);

@@ -277,7 +277,7 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
             .job = work->job,
             .fence = work->claim.fence,
             .delay_ms = work->claim.wait_ms,
-            .own_fault = own,
+            .own_fault = own && !work->blameless,
             .code = own ? work->error.code : "stopped",
         };
         if (own) {

@@ -45,6 +45,7 @@ struct nightshiftd {
     struct ns_pipeline *pipeline;
     struct ns_notify notify;
     struct ns_decoder *decoder;
+    struct ns_documents *documents;
     struct ns_metrics metrics;
     struct ns_board board;
     struct ns_http *http; /* NULL: not asked for */
@@ -200,7 +201,8 @@ start(struct nightshiftd *d, struct ns_error *err)
     struct ns_pipeline_options pipeline;
     enum ns_status status =
         ns_setup_pipeline(d->options, d->engine, d->model_name,
-                          &d->model_names, &d->decoder, &pipeline, err);
+                          &d->model_names, &d->decoder, &d->documents,
+                          &pipeline, err);
 
     if (status != NS_OK)
         return status;
@@ -424,6 +426,7 @@ main(int argc, char **argv)
     ns_ends_close(&d->ends);
     ns_engine_close(d->engine);
     ns_decoder_destroy(d->decoder);
+    ns_documents_destroy(d->documents);
     free(d->model_names);
     ns_options_destroy(d->options);
     free(d);

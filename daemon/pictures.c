@@ -5,6 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "daemon/references.h"
+
 enum { TOKENS_LOW = 70, TOKENS_AUTO = 280, TOKENS_HIGH = 1120 };
 
 /* The job's own number is for all of its pictures; else `detail` says. */
@@ -70,24 +72,45 @@ read_bytes(const struct ns_pictures_options *options, struct ns_job *job,
 }
 
 static enum ns_status
+decode(const struct ns_pictures_options *options, struct ns_job *job,
+       const json_t *url, const char *at, struct ns_picture *out,
+       struct ns_error *err)
+{
+    enum ns_status status;
+    void *bytes = NULL;
+    size_t n = 0;
+
+    status = read_bytes(options, job, url, at, &bytes, &n, err);
+    if (status == NS_OK)
+        status = ns_decoder_decode(options->decoder, bytes, n, out, err);
+    free(bytes);
+    return status;
+}
+
+static enum ns_status
 load_part(const struct ns_pictures_options *options, struct ns_job *job,
-          const json_t *part, const char *at, struct ns_pictures *out,
-          struct ns_error *err)
+          const json_t *part, const struct ns_document *document,
+          const char *at, struct ns_pictures *out, struct ns_error *err)
 {
     const json_t *image = json_object_get(part, "image_url");
     const json_t *url = json_is_string(image) ? image
                                               : json_object_get(image, "url");
     struct ns_picture picture = { 0 };
     enum ns_status status;
-    void *bytes = NULL;
-    size_t n = 0;
 
-    if (!json_is_string(url) || out->n == NS_JOB_IMAGES)
+    if (!options->decoder)
+        return ns_refuse(err, "unsupported", NULL,
+                         "this checkpoint cannot read images");
+    if (out->n == NS_JOB_IMAGES)
+        return ns_refuse(err, "image_limit", NULL, "more than %d images",
+                         NS_JOB_IMAGES);
+    if (!document && !json_is_string(url))
         return ns_refuse(err, "bad_param", NULL, "there is no url"); /* parsed */
-    status = read_bytes(options, job, url, at, &bytes, &n, err);
-    if (status == NS_OK)
-        status = ns_decoder_decode(options->decoder, bytes, n, &picture, err);
-    free(bytes);
+    if (document)
+        status = ns_decoder_decode(options->decoder, document->bytes,
+                                   document->length, &picture, err);
+    else
+        status = decode(options, job, url, at, &picture, err);
     if (status == NS_OK)
         status = ns_image_prepare(&options->config->vision, picture.rgb,
                                   picture.width, picture.height,
@@ -109,14 +132,12 @@ is_image(const json_t *part)
 
 enum ns_status
 ns_pictures_load(const struct ns_pictures_options *options, struct ns_job *job,
+                 const struct ns_references *references,
                  struct ns_pictures *out, struct ns_error *err)
 {
     memset(out, 0, sizeof(*out));
-    if (job->n_images == 0)
+    if (job->n_images == 0 && (!references || references->n == 0))
         return NS_OK;
-    if (!options->decoder)
-        return ns_refuse(err, "unsupported", "body.messages",
-                         "this checkpoint cannot read images");
     out->ids = (struct ns_image_ids){ options->config->image_begin_id,
                                       options->config->image_id,
                                       options->config->image_end_id };
@@ -132,7 +153,9 @@ ns_pictures_load(const struct ns_pictures_options *options, struct ns_job *job,
             if (!is_image(part))
                 continue;
             snprintf(at, sizeof(at), "body.messages[%zu].content[%zu]", i, j);
-            status = load_part(options, job, part, at, out, err);
+            status = load_part(options, job, part,
+                               ns_references_of(references, part), at, out,
+                               err);
             if (status != NS_OK) {
                 if (status == NS_REJECT)
                     memcpy(err->param, at, sizeof(at));

@@ -2,9 +2,9 @@
  *
  *     image_url part --> bytes --> decoder.h --> pixels --> engine/image.h
  *
- * Bytes come from the message itself (a data: URL) or from a file below one of
- * the allowed folders, opened so that no link leads out of it. Nothing is
- * fetched: other URLs are refused.
+ * Bytes come from the message itself (a data: URL), from a document that it
+ * names (references.h), or from a file below one of the allowed folders, opened
+ * so that no link leads out of it. Nothing is fetched: other URLs are refused.
  *
  * Codes of NS_REJECT, with the part's name: unsupported (no pictures here),
  * image_limit, image_type, bad_image, bad_base64, path_denied, url_disabled.
@@ -19,6 +19,8 @@
 #include "engine/image.h"
 #include "engine/prompt.h"
 
+struct ns_references;
+
 struct ns_pictures_options {
     struct ns_decoder *decoder; /* NULL: pictures are refused */
     const struct ns_config *config; /* of a model that sees */
@@ -31,9 +33,13 @@ struct ns_pictures {
     struct ns_image image[NS_JOB_IMAGES]; /* owned */
 };
 
-/* Zeroes `out` first; fini whatever comes back. */
+/* Of the job's messages; where documents stand in them, those are the ones of
+ * `references`, which may be NULL. Zeroes `out` first; fini whatever comes
+ * back. */
 enum ns_status ns_pictures_load(const struct ns_pictures_options *options,
-                                struct ns_job *job, struct ns_pictures *out,
+                                struct ns_job *job,
+                                const struct ns_references *references,
+                                struct ns_pictures *out,
                                 struct ns_error *err);
 void ns_pictures_fini(struct ns_pictures *pictures); /* and twice */
 

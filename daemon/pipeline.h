@@ -28,6 +28,7 @@
 #include "connectors/source.h"
 #include "connectors/store.h"
 #include "daemon/pictures.h"
+#include "daemon/references.h"
 #include "engine/engine.h"
 
 struct ns_board;
@@ -50,6 +51,7 @@ struct ns_pipeline_options {
     struct ns_store *store;
     struct ns_job_options job; /* borrowed, texts too */
     struct ns_pictures_options pictures; /* borrowed */
+    struct ns_references_options references; /* borrowed */
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
     bool keep_payloads;        /* the store keeps what it refuses */

@@ -306,6 +306,7 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     const struct ns_tokenizer *tokenizer =
         ns_engine_tokenizer(pipeline->options.engine);
     enum ns_status status;
+    struct ns_references references;
     enum ns_job_event event;
     bool in_thought;
 
@@ -320,8 +321,13 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     ns_ids_fini(&work->prompt); /* of an earlier try */
     ns_ids_fini(&work->draft);
     ns_pictures_fini(&work->pictures);
-    status = ns_pictures_load(&pipeline->options.pictures, work->job,
-                              &work->pictures, &work->error);
+    status = ns_references_load(&pipeline->options.references, work->job,
+                                ns_now_ms() - work->received_ms, &references,
+                                &work->error);
+    work->blameless = status == NS_RETRY;
+    if (status == NS_OK)
+        status = ns_pictures_load(&pipeline->options.pictures, work->job,
+                                  &references, &work->pictures, &work->error);
     if (status == NS_OK)
         status = ns_prepare_tokens(
             work->job, tokenizer,
@@ -332,11 +338,13 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
                                   &work->error);
     if (status == NS_OK)
         status = fill_request(pipeline, work, in_thought, &work->error);
+    ns_references_fini(&references);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
     if (event == NS_ON_UNFIT)
         ns_work_fail(pipeline, work, NS_RESULT_FAILED);
     if (event == NS_ON_TROUBLE && !work->error.code)
-        work->error.code = "out_of_memory";
+        work->error.code = work->blameless ? "documents_away"
+                                           : "out_of_memory";
     if (event == NS_ON_PREPARED)
         atomic_fetch_add(&pipeline->metrics->prompt_tokens, work->prompt.n);
     ns_work_advance(pipeline, work, event);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/ends.h"
 
 enum { TOPICS_POLL_MS = 20 };
 
@@ -190,10 +191,35 @@ ns_setup_pictures(const struct ns_options *options,
 }
 
 enum ns_status
+ns_setup_references(const struct ns_options *options,
+                    struct ns_documents **documents,
+                    struct ns_references_options *out, struct ns_error *err)
+{
+    struct ns_documents_options table = {
+        .limit_bytes = options->documents.limit_bytes,
+        .cache_bytes = options->documents.cache_bytes,
+    };
+    enum ns_status status = NS_OK;
+
+    *out = (struct ns_references_options){
+        .roots = options->documents.roots,
+        .limit_bytes = options->documents.limit_bytes,
+        .wait_ms = (int64_t)options->documents.wait_ms,
+    };
+    if (options->postgres.conninfo && !*documents) {
+        table.postgres = ns_ends_postgres(options);
+        status = ns_documents_create(&table, documents, err);
+    }
+    out->documents = *documents;
+    return status;
+}
+
+enum ns_status
 ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
                   const char *model_name, char ***names,
-                  struct ns_decoder **decoder, struct ns_pipeline_options *out,
-                  struct ns_error *err)
+                  struct ns_decoder **decoder,
+                  struct ns_documents **documents,
+                  struct ns_pipeline_options *out, struct ns_error *err)
 {
     const struct ns_model *model = ns_engine_model(engine);
     enum ns_status status;
@@ -214,6 +240,10 @@ ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
     if (status != NS_OK)
         return status;
     out->job.images = *decoder != NULL;
+    status = ns_setup_references(options, documents, &out->references, err);
+    if (status != NS_OK)
+        return status;
+    out->job.documents = out->references.documents || out->references.roots;
     status = model_names(options, names, &n_names, err);
     if (status != NS_OK)
         return status;

@@ -48,13 +48,23 @@ enum ns_status ns_setup_pictures(const struct ns_options *options,
                                  struct ns_pictures_options *out,
                                  struct ns_error *err);
 
+/* Where documents by reference come from: the database where one is given,
+ * else documents.roots; neither: jobs that name one are refused. `*documents`
+ * is NULL at first and the caller's, also on failure. */
+enum ns_status ns_setup_references(const struct ns_options *options,
+                                   struct ns_documents **documents,
+                                   struct ns_references_options *out,
+                                   struct ns_error *err);
+
 /* What `run` and nightshiftd ask of a pipeline alike: all but its two ends.
- * `model_name` is borrowed. `*names` and `*decoder`, NULL at first, are the
- * caller's: freed and destroyed behind the pipeline, also on failure. */
+ * `model_name` is borrowed. `*names`, `*decoder` and `*documents`, NULL at
+ * first, are the caller's: freed and destroyed behind the pipeline, also on
+ * failure. */
 enum ns_status ns_setup_pipeline(const struct ns_options *options,
                                  struct ns_engine *engine,
                                  const char *model_name, char ***names,
                                  struct ns_decoder **decoder,
+                                 struct ns_documents **documents,
                                  struct ns_pipeline_options *out,
                                  struct ns_error *err);
 

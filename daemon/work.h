@@ -51,6 +51,7 @@ struct ns_work {
     struct ns_buf content, reasoning, detail; /* under the result; owned */
     json_t *tool_calls;                       /* likewise */
 
+    bool blameless; /* what is in trouble is not the job: it counts no retry */
     int64_t received_ms, submitted_ms; /* monotonic */
     int64_t due_ms;                    /* parked until */
 
