@@ -119,6 +119,14 @@ retry(struct ns_store *store, struct ns_give_back *items, size_t n,
     return inner->ops->retry(inner, items, n, err);
 }
 
+static enum ns_status
+tend(struct ns_store *store, struct ns_error *err)
+{
+    struct ns_store *inner = ((struct topics *)store)->inner;
+
+    return inner->ops->tend(inner, err);
+}
+
 static int64_t
 heartbeat_ms(const struct ns_store *store)
 {
@@ -156,6 +164,7 @@ ns_kafka_topics_open(struct ns_store *inner, struct ns_kafka_producer *producer,
         .retry = retry,
         .close = topics_close,
         .heartbeat_ms = heartbeat_ms,
+        .tend = tend,
     };
     struct topics *topics = calloc(1, sizeof(*topics));
 

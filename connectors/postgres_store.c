@@ -218,6 +218,16 @@ postgres_heartbeat_ms(const struct ns_store *store)
     return ns_pg_of_store(store)->lease_ms / 3;
 }
 
+static enum ns_status
+postgres_tend(struct ns_store *store, struct ns_error *err)
+{
+    struct ns_pg_call call = { .sql = "SELECT 1" };
+    enum ns_status status = ns_pg_ask(&of_store(store)->link, &call, err);
+
+    ns_pg_call_fini(&call);
+    return status;
+}
+
 static const struct ns_store_ops ops = {
     .name = "postgres",
     .claim = ns_pg_claim,
@@ -228,6 +238,7 @@ static const struct ns_store_ops ops = {
     .retry = postgres_retry,
     .close = postgres_close,
     .heartbeat_ms = postgres_heartbeat_ms,
+    .tend = postgres_tend,
 };
 
 /* Unique to this start of this process, whatever is cloned or restored. */

@@ -142,6 +142,10 @@ struct ns_store_ops {
     /* How often a holder must call heartbeat; 0: no leases, but call it every
      * second or so all the same to hear of cancels. */
     int64_t (*heartbeat_ms)(const struct ns_store *);
+
+    /* NULL: it is always there. Whether it is in reach, asked once a second or
+     * so while nothing else is asked of it. */
+    enum ns_status (*tend)(struct ns_store *, struct ns_error *);
 };
 
 struct ns_store { /* the first member of each kind */

@@ -449,6 +449,30 @@ heartbeat(struct deliver *deliver)
     }
 }
 
+/* So that an idle daemon knows, and says, that it could not take a job in. What
+ * is wrong for good is left to the first operation to find. */
+static void
+tend(struct deliver *deliver)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+    struct ns_store *store = deliver->store;
+    _Atomic uint64_t *away = &pipeline->metrics->store_away;
+    struct ns_error err = { 0 };
+    bool was_away = atomic_load(away), is_away;
+
+    if (deliver->lost || ns_pipeline_stopping(pipeline))
+        return;
+    atomic_store(&pipeline->store_since_ms, ns_now_ms());
+    is_away = store->ops->tend(store, &err) != NS_OK;
+    atomic_store(&pipeline->store_since_ms, 0);
+    atomic_store(away, is_away);
+    if (is_away && !was_away)
+        ns_log_warn("store.away", "store=%s error=\"%s\"", store->ops->name,
+                    err.text);
+    if (!is_away && was_away)
+        ns_log_info("store.back", "store=%s", store->ops->name);
+}
+
 static void
 handle(struct deliver *deliver)
 {
@@ -480,15 +504,19 @@ ns_deliver_thread(void *data)
                                .jitter = pipeline->jitter };
     int64_t every_ms = deliver.store->ops->heartbeat_ms(deliver.store);
     struct ns_errand *errand;
+    bool asks = deliver.store->ops->tend != NULL;
     int64_t wait_ms;
 
     if (every_ms <= 0 || every_ms > HEARTBEAT_MS)
         every_ms = HEARTBEAT_MS;
     deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
     for (;;) {
-        wait_ms = deliver.held ? deliver.heartbeat_at_ms - ns_now_ms() : -1;
-        if (deliver.held && wait_ms < 0)
-            wait_ms = 0;
+        wait_ms = -1;
+        if (deliver.held || asks) {
+            wait_ms = deliver.heartbeat_at_ms - ns_now_ms();
+            if (wait_ms < 0)
+                wait_ms = 0;
+        }
         errand = ns_queue_pop(pipeline->to_sink, (int)wait_ms);
         if (!errand && (wait_ms < 0 || ns_now_ms() < deliver.heartbeat_at_ms))
             return NULL; /* closed and empty */
@@ -500,7 +528,10 @@ ns_deliver_thread(void *data)
         if (deliver.n > 0)
             handle(&deliver);
         if (ns_now_ms() >= deliver.heartbeat_at_ms) {
-            heartbeat(&deliver);
+            if (deliver.held)
+                heartbeat(&deliver);
+            else if (asks)
+                tend(&deliver);
             deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
             claim_waiting(&deliver); /* a stop lets them go */
         }

@@ -5,77 +5,20 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/socket.h>
 
 #include "daemon/http.h"
 #include "daemon/http_private.h"
+#include "tests/daemon/client.h"
 #include "tests/daemon/program.h"
 #include "tests/fault.h"
 
-enum { ANSWER = 512 << 10, CLIENT_MS = 600, CANARIES = 3 };
+enum { CLIENT_MS = 600, CANARIES = 3 };
 
 static struct ns_metrics metrics;
 
-/* --- a client ---------------------------------------------------------- */
-
-static int
-connect_to(uint16_t port)
-{
-    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port),
-                              .sin_addr = { htonl(INADDR_LOOPBACK) } };
-    struct timeval limit = { .tv_sec = 20 };
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    assert_true(fd >= 0);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
-    return fd;
-}
-
-/* All that comes back for `request`, until the server closes. */
-static char *
-exchange(uint16_t port, const char *request, size_t length)
-{
-    int fd = connect_to(port);
-    char *text = calloc(1, ANSWER);
-    size_t at = 0;
-    ssize_t n;
-
-    assert_non_null(text);
-    send(fd, request, length, MSG_NOSIGNAL);
-    while (at < ANSWER - 1 && (n = read(fd, text + at, ANSWER - 1 - at)) > 0)
-        at += (size_t)n;
-    close(fd);
-    return text;
-}
-
-static char *
-ask(uint16_t port, const char *method, const char *path)
-{
-    char request[256];
-    int n = snprintf(request, sizeof(request),
-                     "%s %s HTTP/1.1\r\nHost: x\r\n\r\n", method, path);
-
-    return exchange(port, request, (size_t)n);
-}
-
-static int
-status_of(const char *answer)
-{
-    return strncmp(answer, "HTTP/1.1 ", 9) == 0 ? atoi(answer + 9) : 0;
-}
-
-static const char *
-body_of(const char *answer)
-{
-    const char *gap = strstr(answer, "\r\n\r\n");
-
-    assert_non_null(gap);
-    return gap + 4;
-}
+/* --- a server ---------------------------------------------------------- */
 
 static void
 answers(const struct ns_http *http, const char *path, int status,
