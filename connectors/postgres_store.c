@@ -222,7 +222,7 @@ static enum ns_status
 postgres_tend(struct ns_store *store, struct ns_error *err)
 {
     struct ns_pg_call call = { .sql = "SELECT 1" };
-    enum ns_status status = ns_pg_ask(&of_store(store)->link, &call, err);
+    enum ns_status status = ns_pg_ask(&ns_pg_of_store(store)->link, &call, err);
 
     ns_pg_call_fini(&call);
     return status;
