@@ -11,7 +11,7 @@ WARN    := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wvla \
            -Wpointer-arith -Wwrite-strings -Wdouble-promotion -Wimplicit-fallthrough -Wno-format-truncation \
            $(if $(CI),-Werror)
 CFLAGS  ?= -O2 -g
-PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd rdkafka libpq libjpeg libpng libwebp libseccomp libmicrohttpd
+PKGS    := jansson liblz4 inih libcrypto libxxhash libsystemd rdkafka libpq libjpeg libpng libwebp libseccomp libmicrohttpd libcurl
 prefix  ?= /usr/local
 CASES   ?= tests/cases
 FUZZ_S  ?= 60

@@ -138,6 +138,18 @@ static const struct option options_table[] = {
 
     { "images.roots", TEXT, AT(images.roots), NULL, 0, 0, NULL, 0,
       "comma list of folders that jobs may name picture files in" },
+    { "images.url_hosts", TEXT, AT(images.url_hosts), NULL, 0, 0, NULL, 0,
+      "comma list of hosts that pictures may be fetched from" },
+    { "images.url_networks", TEXT, AT(images.url_networks), NULL, 0, 0, NULL,
+      0, "comma list of private networks that may be fetched from, too" },
+    { "images.url_bytes", BYTES, AT(images.url_bytes), "20M", KB, GB, NULL, 0,
+      "of all that is fetched for one job" },
+    { "images.url_time", DURATION, AT(images.url_time_ms), "30s", 100, HOUR,
+      NULL, 0, "for all that is fetched for one job" },
+    { "images.url_redirects", COUNT, AT(images.url_redirects), "3", 0, 20,
+      NULL, 0, "followed from one URL" },
+    { "images.url_jobs", COUNT, AT(images.url_jobs), "16", 2, 256, NULL, 0,
+      "jobs whose pictures are fetched at the same time" },
 
     { "documents.roots", TEXT, AT(documents.roots), NULL, 0, 0, NULL, 0,
       "without a database: comma list of folders of documents" },

@@ -79,6 +79,9 @@ struct ns_options {
     } daemon;
     struct {
         const char *roots; /* comma list; NULL: no files */
+        const char *url_hosts, *url_networks; /* comma lists; NULL: none */
+        uint64_t url_bytes, url_time_ms;
+        uint32_t url_redirects, url_jobs;
     } images;
     struct {
         const char *roots; /* comma list; NULL: no files */

@@ -57,6 +57,7 @@ struct plan {
     const struct ns_tokenizer *tokenizer;
     bool empty_thought;
     struct ns_decoder *decoder;
+    struct ns_fetcher *fetcher;
     struct ns_pictures_options pictures;
     struct ns_documents *documents;
     struct ns_references_options references;
@@ -132,6 +133,7 @@ set_up(struct plan *plan, struct ns_error *err)
         status = plan->card ? open_card(plan, err) : open_here(plan, err);
     if (status == NS_OK)
         status = ns_setup_pictures(plan->options, plan->model, &plan->decoder,
+                                   &plan->fetcher,
                                    &plan->pictures, err);
     if (status == NS_OK)
         status = ns_setup_references(plan->options, &plan->documents,
@@ -292,8 +294,8 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     status = ns_references_load(&plan->references, job, INT64_MAX, &references,
                                 err);
     if (status == NS_OK)
-        status = ns_pictures_load(&plan->pictures, job, &references, &pictures,
-                                  err);
+        status = ns_pictures_load(&plan->pictures, job, &references, NULL,
+                                  &pictures, err);
     if (status == NS_OK)
         status = ns_prepare_tokens(job, plan->tokenizer, plan->empty_thought,
                                    &pictures, &ids, &in_thought, err);
@@ -585,6 +587,7 @@ ns_command_plan(int argc, char **argv)
     }
     free(plan.planned);
     free(plan.jobs);
+    ns_fetcher_destroy(plan.fetcher);
     ns_decoder_destroy(plan.decoder);
     ns_documents_destroy(plan.documents);
     ns_engine_close(plan.engine);

@@ -30,6 +30,7 @@ struct run {
     struct ns_pipeline *pipeline;
     struct ns_decoder *decoder;
     struct ns_documents *documents;
+    struct ns_fetcher *fetcher;
     char **model_names;
     char model[PATH_MAX], model_name[256];
 };
@@ -135,8 +136,8 @@ start(struct run *run, struct ns_error *err)
     struct ns_pipeline_options pipeline;
     enum ns_status status =
         ns_setup_pipeline(run->options, run->engine, run->model_name,
-                          &run->model_names, &run->decoder, &run->documents,
-                          &pipeline, err);
+                          &run->model_names, &run->decoder, &run->fetcher,
+                          &run->documents, &pipeline, err);
 
     if (status != NS_OK)
         return status;
@@ -262,6 +263,7 @@ ns_command_run(int argc, char **argv)
     ns_pipeline_destroy(run.pipeline);
     ns_spool_close(run.spool);
     ns_engine_close(run.engine);
+    ns_fetcher_destroy(run.fetcher);
     ns_decoder_destroy(run.decoder);
     ns_documents_destroy(run.documents);
     free(run.model_names);

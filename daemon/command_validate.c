@@ -38,6 +38,7 @@ struct validate {
     struct ns_tokenizer *tokenizer;
     bool empty_thought; /* the model's dialect */
     struct ns_decoder *decoder;
+    struct ns_fetcher *fetcher;
     struct ns_pictures_options pictures;
     struct ns_documents *documents;
     struct ns_references_options references;
@@ -127,8 +128,8 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     status = ns_references_load(&v->references, job, INT64_MAX, &references,
                                 err);
     if (status == NS_OK)
-        status = ns_pictures_load(&v->pictures, job, &references, &pictures,
-                                  err);
+        status = ns_pictures_load(&v->pictures, job, &references, NULL,
+                                  &pictures, err);
     if (status == NS_OK)
         status = ns_prepare_tokens(job, v->tokenizer, v->empty_thought,
                                    &pictures, &ids, &in_thought, err);
@@ -255,6 +256,7 @@ open_model(struct validate *v, struct ns_error *err)
     }
     if (status == NS_OK)
         status = ns_setup_pictures(v->options, v->described, &v->decoder,
+                                   &v->fetcher,
                                    &v->pictures, err);
     if (status == NS_OK)
         status = ns_setup_references(v->options, &v->documents,
@@ -325,6 +327,7 @@ ns_command_validate(int argc, char **argv)
         status = validate(&v);
     free(v.seen);
     ns_tokenizer_close(v.tokenizer);
+    ns_fetcher_destroy(v.fetcher);
     ns_decoder_destroy(v.decoder);
     ns_documents_destroy(v.documents);
     ns_model_close(v.described);

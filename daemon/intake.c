@@ -263,6 +263,8 @@ tend_source(struct ns_pipeline *pipeline)
 void
 ns_intake_turn(struct ns_pipeline *pipeline)
 {
+    if (ns_pipeline_stopping(pipeline))
+        ns_fetcher_stop(pipeline->options.pictures.fetcher);
     tend_source(pipeline);
     take_back(pipeline);
     unpark(pipeline);

@@ -46,6 +46,7 @@ struct nightshiftd {
     struct ns_notify notify;
     struct ns_decoder *decoder;
     struct ns_documents *documents;
+    struct ns_fetcher *fetcher;
     struct ns_metrics metrics;
     struct ns_board board;
     struct ns_http *http; /* NULL: not asked for */
@@ -201,8 +202,8 @@ start(struct nightshiftd *d, struct ns_error *err)
     struct ns_pipeline_options pipeline;
     enum ns_status status =
         ns_setup_pipeline(d->options, d->engine, d->model_name,
-                          &d->model_names, &d->decoder, &d->documents,
-                          &pipeline, err);
+                          &d->model_names, &d->decoder, &d->fetcher,
+                          &d->documents, &pipeline, err);
 
     if (status != NS_OK)
         return status;
@@ -425,6 +426,7 @@ main(int argc, char **argv)
     ns_pipeline_destroy(d->pipeline);
     ns_ends_close(&d->ends);
     ns_engine_close(d->engine);
+    ns_fetcher_destroy(d->fetcher);
     ns_decoder_destroy(d->decoder);
     ns_documents_destroy(d->documents);
     free(d->model_names);

@@ -74,7 +74,7 @@ static const char *const codes[] = {
     "missing_id", "nan_logits", "out_of_memory", "over_context", "over_memory",
     "path_denied", "result_too_large", "retries_exhausted", "stalled",
     "tombstone", "too_large", "unknown_field", "unknown_model", "unstorable",
-    "unsupported", "url_disabled",
+    "unsupported", "url_denied", "url_disabled", "url_failed",
 };
 enum { N_CODES = sizeof(codes) / sizeof(codes[0]) }; /* then: other */
 _Static_assert((int)N_CODES < (int)NS_METRICS_CODES,

@@ -3,11 +3,13 @@
  *     image_url part --> bytes --> decoder.h --> pixels --> engine/image.h
  *
  * Bytes come from the message itself (a data: URL), from a document that it
- * names (references.h), or from a file below one of the allowed folders, opened
- * so that no link leads out of it. Nothing is fetched: other URLs are refused.
+ * names (references.h), from a file below one of the allowed folders, opened so
+ * that no link leads out of it, or, where that is configured, from the web
+ * (fetch.h). What they are, they say themselves.
  *
  * Codes of NS_REJECT, with the part's name: unsupported (no pictures here),
- * image_limit, image_type, bad_image, bad_base64, path_denied, url_disabled.
+ * image_limit, image_type, bad_image, bad_base64, path_denied, url_disabled,
+ * url_denied, url_failed.
  *
  * Thread: any, the decoder is shared.
  */
@@ -16,6 +18,7 @@
 
 #include "connectors/job.h"
 #include "daemon/decoder.h"
+#include "daemon/fetch.h"
 #include "engine/image.h"
 #include "engine/prompt.h"
 
@@ -25,6 +28,7 @@ struct ns_pictures_options {
     struct ns_decoder *decoder; /* NULL: pictures are refused */
     const struct ns_config *config; /* of a model that sees */
     const char *roots; /* folders, a comma list; NULL: no files */
+    struct ns_fetcher *fetcher; /* NULL: nothing is fetched */
 };
 
 struct ns_pictures {
@@ -33,12 +37,19 @@ struct ns_pictures {
     struct ns_image image[NS_JOB_IMAGES]; /* owned */
 };
 
+/* The job's URLs that are to be fetched before load(), borrowed from its
+ * messages; true if there are any. Zeroes `out` first. */
+bool ns_pictures_urls(const struct ns_pictures_options *options,
+                      const struct ns_job *job, struct ns_fetch *out);
+
 /* Of the job's messages; where documents stand in them, those are the ones of
- * `references`, which may be NULL. Zeroes `out` first; fini whatever comes
- * back. */
+ * `references`, which may be NULL. `fetched`: of the job, done, its bytes taken
+ * from it; NULL: load() fetches what there is, and waits. Zeroes `out` first;
+ * fini whatever comes back. */
 enum ns_status ns_pictures_load(const struct ns_pictures_options *options,
                                 struct ns_job *job,
                                 const struct ns_references *references,
+                                struct ns_fetch *fetched,
                                 struct ns_pictures *out,
                                 struct ns_error *err);
 void ns_pictures_fini(struct ns_pictures *pictures); /* and twice */

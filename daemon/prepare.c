@@ -12,6 +12,8 @@
  * may grow to, well above any context, so that a refusal can name the count. */
 enum { PROMPT_BYTES = 64 << 20, PROMPT_TOKENS = 16 << 20 };
 
+enum { FETCH_TRIES = 3 };
+
 /* Errors of the engine name fields of the conversation; results, of the line. */
 static void
 name_in_body(struct ns_error *err)
@@ -300,6 +302,54 @@ event_of(enum ns_status status, enum ns_job_event good,
     return status == NS_REJECT ? rejected : NS_ON_TROUBLE;
 }
 
+/* On the fetcher's thread: the work comes back to the pool. */
+static void
+fetched(struct ns_fetch *fetch)
+{
+    struct ns_work *work = fetch->data;
+
+    ns_queue_push(work->pipeline->to_pool, work);
+}
+
+/* Whether the work is the fetcher's for now: it has URLs, and what they bring
+ * is not there yet. The job's own messages last as long as a fetch, those with
+ * documents in them do not. */
+static bool
+fetch_first(struct ns_pipeline *pipeline, struct ns_work *work,
+            struct ns_references *references)
+{
+    const struct ns_pictures_options *options = &pipeline->options.pictures;
+
+    if (work->fetch.n > 0 ||
+        !ns_pictures_urls(options, work->job, &work->fetch))
+        return false;
+    ns_references_fini(references);
+    ns_pictures_urls(options, work->job, &work->fetch);
+    work->pipeline = pipeline;
+    work->fetch.done = fetched;
+    work->fetch.data = work;
+    ns_fetcher_start(options->fetcher, &work->fetch);
+    return true;
+}
+
+/* A server that fails again and again is the job's fault in the end. */
+static enum ns_status
+load_pictures(struct ns_pipeline *pipeline, struct ns_work *work,
+              const struct ns_references *references)
+{
+    enum ns_status status =
+        ns_pictures_load(&pipeline->options.pictures, work->job, references,
+                         &work->fetch, &work->pictures, &work->error);
+
+    if (work->fetch.status == NS_RETRY && status == NS_RETRY &&
+        work->state.troubles + 1 >= FETCH_TRIES) {
+        ns_context(&work->error, "given up after %d tries", FETCH_TRIES);
+        status = work->error.status = NS_REJECT;
+    }
+    ns_fetch_fini(&work->fetch);
+    return status;
+}
+
 static void
 prepare(struct ns_pipeline *pipeline, struct ns_work *work)
 {
@@ -325,9 +375,10 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
                                 ns_now_ms() - work->received_ms, &references,
                                 &work->error);
     work->blameless = status == NS_RETRY;
+    if (status == NS_OK && fetch_first(pipeline, work, &references))
+        return;
     if (status == NS_OK)
-        status = ns_pictures_load(&pipeline->options.pictures, work->job,
-                                  &references, &work->pictures, &work->error);
+        status = load_pictures(pipeline, work, &references);
     if (status == NS_OK)
         status = ns_prepare_tokens(
             work->job, tokenizer,

@@ -177,8 +177,17 @@ model_names(const struct ns_options *options, char ***names, size_t *n,
 enum ns_status
 ns_setup_pictures(const struct ns_options *options,
                   const struct ns_model *model, struct ns_decoder **decoder,
+                  struct ns_fetcher **fetcher,
                   struct ns_pictures_options *out, struct ns_error *err)
 {
+    const struct ns_fetch_options fetch = {
+        .hosts = options->images.url_hosts,
+        .networks = options->images.url_networks,
+        .max_bytes = options->images.url_bytes,
+        .time_ms = options->images.url_time_ms,
+        .max_redirects = options->images.url_redirects,
+        .n_lanes = options->images.url_jobs,
+    };
     enum ns_status status = NS_OK;
 
     *out = (struct ns_pictures_options){ .config = &model->config,
@@ -186,7 +195,10 @@ ns_setup_pictures(const struct ns_options *options,
     if (ns_model_sees(model) && !*decoder)
         status = ns_decoder_create(options->daemon.prepare_threads, decoder,
                                    err);
+    if (status == NS_OK && fetch.hosts && *decoder && !*fetcher)
+        status = ns_fetcher_create(&fetch, fetcher, err);
     out->decoder = *decoder;
+    out->fetcher = *fetcher;
     return status;
 }
 
@@ -217,7 +229,7 @@ ns_setup_references(const struct ns_options *options,
 enum ns_status
 ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
                   const char *model_name, char ***names,
-                  struct ns_decoder **decoder,
+                  struct ns_decoder **decoder, struct ns_fetcher **fetcher,
                   struct ns_documents **documents,
                   struct ns_pipeline_options *out, struct ns_error *err)
 {
@@ -236,7 +248,8 @@ ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
         .prepare_threads = options->daemon.prepare_threads,
         .tuning = ns_setup_tuning(options),
     };
-    status = ns_setup_pictures(options, model, decoder, &out->pictures, err);
+    status = ns_setup_pictures(options, model, decoder, fetcher, &out->pictures,
+                               err);
     if (status != NS_OK)
         return status;
     out->job.images = *decoder != NULL;

@@ -41,10 +41,12 @@ struct ns_engine_options ns_setup_engine(const struct ns_options *options,
 struct ns_pipeline_tuning ns_setup_tuning(const struct ns_options *options);
 
 /* Helpers for pictures where the model sees, as many as threads prepare jobs;
- * else `*decoder` stays NULL and pictures are refused. `out` borrows all. */
+ * else `*decoder` stays NULL and pictures are refused. `*fetcher` only where
+ * images.url_hosts allows any. `out` borrows all; the caller destroys both. */
 enum ns_status ns_setup_pictures(const struct ns_options *options,
                                  const struct ns_model *model,
                                  struct ns_decoder **decoder,
+                                 struct ns_fetcher **fetcher,
                                  struct ns_pictures_options *out,
                                  struct ns_error *err);
 
@@ -57,13 +59,14 @@ enum ns_status ns_setup_references(const struct ns_options *options,
                                    struct ns_error *err);
 
 /* What `run` and nightshiftd ask of a pipeline alike: all but its two ends.
- * `model_name` is borrowed. `*names`, `*decoder` and `*documents`, NULL at
- * first, are the caller's: freed and destroyed behind the pipeline, also on
- * failure. */
+ * `model_name` is borrowed. `*names`, `*decoder`, `*fetcher` and `*documents`,
+ * NULL at first, are the caller's: freed and destroyed behind the pipeline, also
+ * on failure. */
 enum ns_status ns_setup_pipeline(const struct ns_options *options,
                                  struct ns_engine *engine,
                                  const char *model_name, char ***names,
                                  struct ns_decoder **decoder,
+                                 struct ns_fetcher **fetcher,
                                  struct ns_documents **documents,
                                  struct ns_pipeline_options *out,
                                  struct ns_error *err);

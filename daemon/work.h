@@ -33,6 +33,7 @@ struct ns_work {
     struct ns_errand errand; /* first: what the next holder is to do */
     struct ns_jobstate state;
     struct ns_work *next; /* in a list of its holder */
+    struct ns_pipeline *pipeline; /* set while the fetcher holds it */
 
     struct ns_message message; /* bytes: owned; until parsed, or claimed */
     char *texts;               /* owned: what its other pointers borrow from */
@@ -43,6 +44,7 @@ struct ns_work {
     struct ns_claim claim; /* fence, blocks to resume from */
 
     struct ns_ids prompt, draft;
+    struct ns_fetch fetch;       /* of its URLs, until they are decoded */
     struct ns_pictures pictures; /* owned; as the images below, of request */
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_request request;

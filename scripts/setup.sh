@@ -46,6 +46,7 @@ libraries()
     need libpng-dev pkg-config --exists libpng
     need libwebp-dev pkg-config --exists libwebp
     need libseccomp-dev pkg-config --exists libseccomp
+    need libcurl4-openssl-dev pkg-config --exists libcurl
     need libmicrohttpd-dev pkg-config --exists libmicrohttpd
     need libunistring-dev test -f /usr/include/unistr.h
 }

@@ -10,6 +10,7 @@
 
 #include "daemon/pictures.h"
 #include "tests/daemon/program.h"
+#include "tests/servers/web.h"
 
 #define PICTURES "tests/cases/vision_fp32/images/"
 
@@ -356,6 +357,151 @@ pictures_are_answered_and_bad_ones_cost_their_own_job(void **state)
     assert_true(file_says(in_folder("stdout"), "12 jobs, 6 bad"));
 }
 
+static struct web web;
+
+static char *
+read_picture(const char *name, size_t *n)
+{
+    char path[200], *bytes = malloc(200000);
+    FILE *file;
+
+    snprintf(path, sizeof(path), PICTURES "%s", name);
+    file = fopen(path, "rb");
+    assert_true(file && bytes);
+    *n = fread(bytes, 1, 200000, file);
+    fclose(file);
+    return bytes;
+}
+
+static void
+add_web_job(FILE *file, const char *id, const char *path)
+{
+    char part[200];
+
+    snprintf(part, sizeof(part), URL("http://127.0.0.1:%d%s"), web.port, path);
+    add_job(file, id, part, SMALL);
+}
+
+/* The server answers the first job's picture only once all other jobs have
+ * their results: one thread prepares, and nobody waits for the server. */
+static void
+pictures_come_from_the_web_and_a_slow_server_costs_no_other_job(void **state)
+{
+    static const char *const words[] = {
+        "\"error\":null", "\"error\":null", "\"error\":null", "url_failed",
+        "bad_image", "url_denied",
+    };
+    struct answers answers;
+    char hosts[100];
+    char *part, *bytes;
+    FILE *file;
+    pid_t pid;
+    size_t n;
+
+    (void)state;
+    bytes = read_picture("a.png", &n);
+    web_start(&web, "127.0.0.1", 0, bytes, n);
+    part = inline_part("a.png", SIZE_MAX, "image/png");
+    file = fopen(in_folder("web.jsonl"), "w");
+    assert_non_null(file);
+    add_web_job(file, "slow", "/hang");
+    add_web_job(file, "here", "/hops/2");
+    add_job(file, "inline", part, SMALL);
+    add_web_job(file, "missing", "/404");
+    add_web_job(file, "short", "/200"); /* zeros, and no picture */
+    add_job(file, "elsewhere", URL("https://example.org/a.png"), SMALL);
+    fclose(file);
+    snprintf(hosts, sizeof(hosts), "images.url_hosts=127.0.0.1:%d", web.port);
+    pid = spawn((const char *const[]){
+                    "nightshift", "run", in_folder("web.jsonl"), "-o",
+                    in_folder("web-out.jsonl"), "-m", seeing_model, "--set",
+                    hosts, "--set", "images.url_networks=127.0.0.1", "--set",
+                    "images.url_time=600s", "--set",
+                    "daemon.prepare_threads=1", NULL },
+                in_folder("stdout"), in_folder("stderr"));
+    wait_until_says(in_folder("web-out.jsonl"), "\"here\"");
+    wait_until_says(in_folder("web-out.jsonl"), "\"inline\"");
+    wait_until_says(in_folder("web-out.jsonl"), "\"missing\"");
+    wait_until_says(in_folder("web-out.jsonl"), "\"short\"");
+    wait_until_says(in_folder("web-out.jsonl"), "\"elsewhere\"");
+    assert_false(file_says(in_folder("web-out.jsonl"), "\"slow\""));
+    web_release(&web);
+    assert_int_equal(wait_for(pid, LIMIT_MS), 1);
+    read_answers(in_folder("web-out.jsonl"), &answers);
+    for (int i = 1; i <= 6; i++)
+        if (!strstr(answers.text[i], words[i - 1]))
+            fail_msg("job %d: no %s in %.300s", i, words[i - 1],
+                     answers.text[i]);
+    assert_true(same_content(answers.text[1], answers.text[3]));
+    assert_true(same_content(answers.text[2], answers.text[3]));
+    answers_fini(&answers);
+
+    /* validate sees what run sees. */
+    assert_int_equal(RUN("validate", "-m", seeing_model, "--set", hosts,
+                         "--set", "images.url_networks=127.0.0.1",
+                         in_folder("web.jsonl")), 1);
+    assert_true(file_says(in_folder("stdout"), "6 jobs, 3 bad"));
+    free(part);
+    web_stop(&web);
+    free(bytes);
+}
+
+/* What will pass is tried again, and not for ever. */
+static void
+a_server_in_trouble_is_asked_three_times(void **state)
+{
+    char hosts[100];
+    FILE *file;
+
+    (void)state;
+    web_start(&web, "127.0.0.1", 0, "", 0);
+    file = fopen(in_folder("down.jsonl"), "w");
+    assert_non_null(file);
+    add_web_job(file, "down", "/503");
+    fclose(file);
+    snprintf(hosts, sizeof(hosts), "images.url_hosts=127.0.0.1:%d", web.port);
+    assert_int_equal(RUN("run", in_folder("down.jsonl"), "-o",
+                         in_folder("down-out.jsonl"), "-m", seeing_model,
+                         "--set", hosts, "--set",
+                         "images.url_networks=127.0.0.1", "--set",
+                         "daemon.retry=1ms"), 2);
+    assert_true(file_says(in_folder("down-out.jsonl"), "url_failed"));
+    assert_true(file_says(in_folder("down-out.jsonl"),
+                          "given up after 3 tries"));
+    assert_true(file_says(in_folder("down-out.jsonl"), "answered 503"));
+    assert_int_equal(atomic_load(&web.n_asked), 3);
+    web_stop(&web);
+}
+
+/* Ctrl-C does not wait for a server. */
+static void
+a_stop_does_not_wait_for_a_server(void **state)
+{
+    char hosts[100];
+    FILE *file;
+    pid_t pid;
+
+    (void)state;
+    web_start(&web, "127.0.0.1", 0, "", 0);
+    file = fopen(in_folder("stop.jsonl"), "w");
+    assert_non_null(file);
+    add_web_job(file, "stop", "/hang");
+    fclose(file);
+    snprintf(hosts, sizeof(hosts), "images.url_hosts=127.0.0.1:%d", web.port);
+    pid = spawn((const char *const[]){
+                    "nightshift", "run", in_folder("stop.jsonl"), "-o",
+                    in_folder("stop-out.jsonl"), "-m", seeing_model, "--set",
+                    hosts, "--set", "images.url_networks=127.0.0.1", "--set",
+                    "images.url_time=600s", NULL },
+                in_folder("stdout"), in_folder("stderr"));
+    for (int i = 0; i < 60000 && atomic_load(&web.n_hanging) == 0; i++)
+        usleep(1000);
+    assert_int_equal(atomic_load(&web.n_hanging), 1);
+    kill(pid, SIGINT);
+    assert_int_equal(wait_for(pid, LIMIT_MS), 130);
+    web_stop(&web);
+}
+
 static void
 a_model_without_a_tower_refuses_pictures(void **state)
 {
@@ -378,6 +524,9 @@ main(void)
         cmocka_unit_test(base64_gives_all_bytes_back_up_to_the_limit),
         cmocka_unit_test(files_are_read_below_allowed_folders_and_nowhere_else),
         cmocka_unit_test(pictures_are_answered_and_bad_ones_cost_their_own_job),
+        cmocka_unit_test(pictures_come_from_the_web_and_a_slow_server_costs_no_other_job),
+        cmocka_unit_test(a_server_in_trouble_is_asked_three_times),
+        cmocka_unit_test(a_stop_does_not_wait_for_a_server),
         cmocka_unit_test(a_model_without_a_tower_refuses_pictures),
     };
 
