@@ -469,7 +469,7 @@ pass(struct schedule *schedule)
         schedule->broken = true;
         return;
     }
-    ns_log_debug("pass", "rows=%u canvases=%u us=%" PRIu64
+    ns_log_debug("pass.ran", "rows=%u canvases=%u us=%" PRIu64
                  " predicted_us=%" PRIu64 " plan_us=%" PRIu64, report.n_rows,
                  report.n_canvases, report.ns / 1000,
                  report.predicted_ns / 1000, report.plan_ns / 1000);
