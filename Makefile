@@ -4,6 +4,7 @@
 # make asan|tsan  check, sanitized                         make lint    static checks
 # make layers     include arrows, lone headers             make fuzz    each parser 60 s
 # make install    honours prefix and DESTDIR               make man     read the manuals
+# make deb        a Debian package, in build/
 B       := build
 CSTD    := -std=c17 -D_GNU_SOURCE
 WARN    := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wvla \
@@ -184,12 +185,16 @@ install: all
 	install -m 644 config/nightshift.conf $(share)
 	if [ -d models/demo ]; then install -d $(share)/models/demo && install -m 644 models/demo/* $(share)/models/demo; fi
 
+deb: all
+	@scripts/setup.sh deb
+	$Qscripts/deb.sh $B
+
 tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
 .PHONY: all check check-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
-        layers man install tests clean FORCE
+        layers man install deb tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
 -include $(shell find $B -name '*.d' -type f 2>/dev/null)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # setup.sh - installs what a make target needs and this machine lacks.
 #
-#     scripts/setup.sh build|check|lint|fuzz|bench
+#     scripts/setup.sh build|check|lint|fuzz|bench|deb
 #
 # Asks for each tool and library itself, not for its package, so that one that
 # came another way counts; what is missing is installed from Debian by name.
@@ -55,6 +55,7 @@ for what in "$@"; do
     libraries
     case $what in
     build) ;;
+    deb) need dpkg-dev command -v dpkg-shlibdeps ;;
     check)
         need libcmocka-dev pkg-config --exists cmocka
         need lz4 command -v lz4
@@ -64,6 +65,7 @@ for what in "$@"; do
         need postgresql ls /usr/lib/postgresql/*/bin/initdb
         need pgbouncer test -x /usr/sbin/pgbouncer
         need openssl command -v openssl
+        need dpkg-dev command -v dpkg-shlibdeps
         # The status page is looked at.
         need chromium command -v chromium
         # Only to fetch one data file, and only until it is there.

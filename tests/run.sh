@@ -146,6 +146,10 @@ for program; do
     *) run_cmocka "$program" ;;
     esac
 done
+# Of a build that the package is made of: without sanitizers.
+if [ -z "${SAN:-}" ]; then
+    run_once 'Debian package' tests/tools/package.sh "$build"
+fi
 run_once 'include arrows' "${MAKE:-make}" -s B="$build" layers
 for page in */*.[1-8]; do
     run_once "$page" "$0" -m "$page"
