@@ -97,7 +97,7 @@ vectors:
 	$(again) $B/tests/engine/vectors
 	$Q$B/tests/engine/vectors $(CASES)
 bench:
-	@scripts/setup.sh bench
+	@scripts/setup.sh bench check
 	$(again) bench-now
 lint:
 	@scripts/setup.sh lint
@@ -115,7 +115,9 @@ check-now: $(TEST) $(FUZZ) all
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B
-bench-now: all $B/bench/engine $B/bench/cpu_limit $B/bench/card
+bench-now: all $B/bench/connectors $B/bench/nightshiftd $B/bench/engine $B/bench/cpu_limit $B/bench/card
+	$Qscripts/fetch-kafka.sh build/kafka
+	$Q$B/bench/connectors $B
 	$Qbench/plan.sh $B
 	$Qbench/run.sh $B
 fuzz-now: $(FUZZ)
@@ -124,6 +126,11 @@ fuzz-now: $(FUZZ)
 $B/tests/tools/%: $B/tests/tools/%.o $(SUPPORT) $B/libbase.a
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(WRAP) -o $@ $^ $(ALL_LIBS)
+# The daemon as it ships, with an engine that answers at once.
+INSTANT := submit pass next_event cancel load progress
+$B/bench/nightshiftd: $B/daemon/main.o $B/bench/instant_engine.o $(ARCHIVES)
+	$(call say,LD,$@)
+	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(INSTANT:%=-Wl,--wrap=ns_engine_%) -o $@ $^ $(ALL_LIBS)
 $B/bench/%: $B/bench/%.o $(below_engine:%=$B/lib%.a)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)

@@ -66,6 +66,7 @@ for what in "$@"; do
         need pgbouncer test -x /usr/sbin/pgbouncer
         need openssl command -v openssl
         need dpkg-dev command -v dpkg-shlibdeps
+        need curl command -v curl
         # The status page is looked at.
         need chromium command -v chromium
         # Only to fetch one data file, and only until it is there.

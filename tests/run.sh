@@ -146,9 +146,10 @@ for program; do
     *) run_cmocka "$program" ;;
     esac
 done
-# Of a build that the package is made of: without sanitizers.
+# Of what is shipped: not of a build with sanitizers.
 if [ -z "${SAN:-}" ]; then
     run_once 'Debian package' tests/tools/package.sh "$build"
+    run_once 'docs/QUICKSTART.md' tests/tools/quickstart.sh "$build"
 fi
 run_once 'include arrows' "${MAKE:-make}" -s B="$build" layers
 for page in */*.[1-8]; do
