@@ -21,6 +21,7 @@ struct deliver {
     struct ns_work *held; /* works whose claim is ours */
     size_t n_held;
     struct ns_work *waiting; /* to be claimed, in that order */
+    struct ns_work *last;    /* of them; unset when there are none */
     size_t n_runs;           /* claims that were ours, up to a window's worth */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
@@ -329,10 +330,15 @@ add_waiting(struct deliver *deliver, struct ns_work *work)
 {
     struct ns_work **at = &deliver->waiting;
 
+    /* Most go behind all others, however many those are. */
+    if (*at && !goes_before(work->job, deliver->last->job))
+        at = &deliver->last->next;
     while (*at && !goes_before(work->job, (*at)->job))
         at = &(*at)->next;
     work->next = *at;
     *at = work;
+    if (!work->next)
+        deliver->last = work;
 }
 
 static void
