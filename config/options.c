@@ -90,7 +90,7 @@ static const struct option options_table[] = {
       "threads of a pass; 0: all that the process may use" },
     { "cpu.isa", WORD, AT(cpu.isa), "auto", 0, 0,
       "auto|ref|avx2|avx512|avx512bf16|amx", 0, "instruction set" },
-    { "cpu.arithmetic", WORD, AT(cpu.arithmetic), "fp32", 0, 0, "fp32|bf16", 0,
+    { "cpu.arithmetic", WORD, AT(cpu.arithmetic), "fp32", 0, 0, "fp32|fp8|bf16", 0,
       "what products are computed in; part of engine_rev" },
 
     { "intake.spool", PATH, AT(intake.spool), NULL, 0, 0, NULL, 0,

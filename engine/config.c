@@ -224,6 +224,13 @@ fixed_text(const struct section *s, const char *key, const char *wanted)
 }
 
 static enum ns_status
+required_text(const struct section *s, const char *key, const char *wanted)
+{
+    return given(s, key) ? fixed_text(s, key, wanted)
+                         : refuse(s, key, wanted);
+}
+
+static enum ns_status
 fixed_bool(const struct section *s, const char *key, bool wanted)
 {
     const json_t *value = given(s, key);
@@ -618,6 +625,94 @@ read_vision(const struct section *vision, struct ns_vision_config *config)
     return status;
 }
 
+/* One side of a scheme: E4M3 without zero points, a scale by `strategy`. */
+static enum ns_status
+check_codes(const struct section *codes, const char *strategy, bool dynamic)
+{
+    enum ns_status status;
+
+    if (json_integer_value(given(codes, "num_bits")) != 8)
+        return refuse(codes, "num_bits", "8");
+    status = required_text(codes, "type", "float");
+    if (status == NS_OK)
+        status = required_text(codes, "strategy", strategy);
+    if (status == NS_OK)
+        status = fixed_bool(codes, "symmetric", true);
+    if (status == NS_OK && dynamic && !given(codes, "dynamic"))
+        status = refuse(codes, "dynamic", "true");
+    if (status == NS_OK)
+        status = fixed_bool(codes, "dynamic", dynamic);
+    if (status == NS_OK && given(codes, "group_size"))
+        status = refuse(codes, "group_size", "null");
+    if (status == NS_OK && given(codes, "block_structure"))
+        status = refuse(codes, "block_structure", "null");
+    return status;
+}
+
+/* Which matrices are stored so, the tensors say themselves: `targets` and
+ * `ignore` are not needed. */
+static enum ns_status
+read_quantization(const struct section *top, struct ns_config *config)
+{
+    struct section q, groups, group, weights, rows;
+    enum ns_status status;
+    const char *name;
+    json_t *value;
+
+    status = enter(top, "quantization_config", "quantization_config.", &q);
+    if (status != NS_OK || !q.object)
+        return status;
+    status = required_text(&q, "quant_method", "compressed-tensors");
+    if (status == NS_OK)
+        status = required_text(&q, "format", "float-quantized");
+    if (status == NS_OK)
+        status = fixed_text(&q, "quantization_status", "compressed");
+    if (status == NS_OK && given(&q, "kv_cache_scheme"))
+        status = refuse(&q, "kv_cache_scheme", "null");
+    if (status == NS_OK && json_object_size(given(&q, "sparsity_config")) > 0)
+        status = refuse(&q, "sparsity_config", "none");
+    if (status == NS_OK)
+        status = enter(&q, "config_groups",
+                       "quantization_config.config_groups.", &groups);
+    if (status == NS_OK && json_object_size(groups.object) == 0)
+        status = refuse(&q, "config_groups", "an object of at least one group");
+    if (status != NS_OK)
+        return status;
+    json_object_foreach((json_t *)groups.object, name, value)
+    {
+        char at[96], prefix[3][128];
+
+        if (strlen(name) > 32)
+            return refuse(&groups, "group_0", "names of at most 32 bytes");
+        snprintf(at, sizeof(at), "quantization_config.config_groups.%s.",
+                 name);
+        snprintf(prefix[0], sizeof(prefix[0]), "%s", at);
+        snprintf(prefix[1], sizeof(prefix[1]), "%sweights.", at);
+        snprintf(prefix[2], sizeof(prefix[2]), "%sinput_activations.", at);
+        status = enter(&groups, name, prefix[0], &group);
+        if (status == NS_OK)
+            status = enter(&group, "weights", prefix[1], &weights);
+        if (status == NS_OK)
+            status = enter(&group, "input_activations", prefix[2], &rows);
+        if (status == NS_OK && !weights.object)
+            status = refuse(&group, "weights", "an object");
+        if (status == NS_OK && !rows.object)
+            status = refuse(&group, "input_activations", "an object");
+        if (status == NS_OK)
+            status = check_codes(&weights, "channel", false);
+        if (status == NS_OK)
+            status = check_codes(&rows, "token", true);
+        if (status == NS_OK && given(&group, "output_activations"))
+            status = refuse(&group, "output_activations", "null");
+        if (status == NS_OK)
+            status = fixed_text(&group, "format", "float-quantized");
+        if (status != NS_OK)
+            return status;
+    }
+    config->fp8 = true;
+    return NS_OK;
+}
+
 static enum ns_status
 read_top(const struct section *top, struct ns_config *config)
 {
@@ -646,10 +741,9 @@ read_top(const struct section *top, struct ns_config *config)
                              ns_json_show(json_array_get(architectures, 0),
                                           shown, sizeof(shown)));
     }
-    if (given(top, "quantization_config"))
-        return refuse(top, "quantization_config",
-                      "none: weights in bf16, f16 or f32");
-    status = fixed_bool(top, "tie_word_embeddings", true);
+    status = read_quantization(top, config);
+    if (status == NS_OK)
+        status = fixed_bool(top, "tie_word_embeddings", true);
     if (status == NS_OK)
         status = enter(top, "text_config", "text_config.", &text);
     if (status == NS_OK)

@@ -18,6 +18,7 @@ enum {
     VECTOR_ALIGN = 16,  /* floats: each vector starts on its own cache line */
     MAX_TENSOR_NAME = 160,
     PRINTED_UNUSED = 20,
+    MAX_SOURCES = 3, /* matrices that are packed side by side */
 };
 
 #define DECODER "model.decoder."
@@ -84,6 +85,9 @@ static bool
 float_type(enum ns_stored stored, enum ns_dtype *out)
 {
     switch (stored) {
+    case NS_STORED_F8_E4M3:
+        *out = NS_E4M3;
+        return true;
     case NS_STORED_F32:
         *out = NS_F32;
         return true;
@@ -137,6 +141,15 @@ shape3(uint64_t count, uint64_t n, uint64_t k)
     return (struct shape){ 3, { count, n, k } };
 }
 
+/* Matrices that are multiplied by; not tables, nor anything of the tower, whose
+ * products no scheme leaves to FP8. */
+static bool
+may_be_codes(const struct binder *b, const struct ns_stored_tensor *tensor)
+{
+    return b->model->config.fp8 && tensor->rank >= 2 && !b->in_tower &&
+           b->part != NS_PART_EMBEDDING;
+}
+
 static void
 check_tensor(struct binder *b, const struct ns_stored_tensor *tensor,
              struct shape shape)
@@ -151,11 +164,16 @@ check_tensor(struct binder *b, const struct ns_stored_tensor *tensor,
              shard_of(b, tensor), tensor->name,
              show_shape(tensor->rank, tensor->dim, found, sizeof(found)),
              show_shape(shape.rank, shape.dim, wanted, sizeof(wanted)));
-    else if (!float_type(tensor->dtype, &dtype))
+    else if (!float_type(tensor->dtype, &dtype) ||
+             (dtype == NS_E4M3 && !may_be_codes(b, tensor)))
         fail(b, NS_REJECT,
-             "%s: tensor %s is stored as %s, supported: BF16, F16, F32",
+             "%s: tensor %s is stored as %s, supported: BF16, F16, F32%s",
              shard_of(b, tensor), tensor->name,
-             ns_stored_name(tensor->dtype));
+             ns_stored_name(tensor->dtype),
+             tensor->dtype != NS_STORED_F8_E4M3 ? ""
+             : b->model->config.fp8
+                 ? " (FP8 is for the matrices of layers)"
+                 : " (FP8 needs a quantization_config in config.json)");
 }
 
 /* `copy` is another name that the same weight may be stored under. Returns
@@ -329,47 +347,167 @@ as_matrix(const struct ns_stored_tensor *tensor)
     return matrix;
 }
 
-enum { MAX_SOURCES = 3 };
+/* A matrix, or several that belong together: one tensor, or one a part. */
+struct source {
+    const struct ns_stored_tensor *tensor; /* the first, where parts */
+    const struct ns_stored_tensor **part;  /* [n_parts]; NULL: the tensor */
+    uint32_t n_parts;
+};
+
+static const struct ns_stored_tensor *
+part_of(const struct source *source, uint32_t i)
+{
+    return source->part ? source->part[i] : source->tensor;
+}
+
+/* The scales of a tensor of codes: "NAME_scale", one an output, in the order
+ * of its outputs; into `out` unless NULL. */
+static void
+read_scales(struct binder *b, const struct ns_stored_tensor *codes, float *out)
+{
+    struct shape shape = { codes->rank, { 0 } };
+    char name[MAX_TENSOR_NAME], copy[MAX_TENSOR_NAME];
+    const struct ns_stored_tensor *scales;
+    bool in_tower = b->in_tower;
+
+    for (uint32_t i = 0; i + 1 < codes->rank; i++)
+        shape.dim[i] = codes->dim[i];
+    shape.dim[codes->rank - 1] = 1;
+    snprintf(name, sizeof(name), "%s_scale", codes->name);
+    scales = ns_safetensors_find(b->st, name);
+    if (!scales) {
+        fail(b, NS_REJECT, "%s: tensor %s is stored as F8_E4M3, and there is "
+             "no %s", shard_of(b, codes), codes->name, name);
+        return;
+    }
+    b->in_tower = true; /* scales are not codes themselves */
+    check_tensor(b, scales, shape);
+    if (b->status == NS_OK && strncmp(name, DECODER, strlen(DECODER)) == 0) {
+        snprintf(copy, sizeof(copy), ENCODER "%s", name + strlen(DECODER));
+        scales = join_copy(b, scales, copy, shape);
+    }
+    b->in_tower = in_tower;
+    if (b->status == NS_OK)
+        read_floats(b, scales, 1.0, out);
+}
+
+/* What ns_matrix points to, for the time of one pack(). */
+struct sources {
+    struct ns_matrix matrix[MAX_SOURCES];
+    const void **parts[MAX_SOURCES]; /* owned */
+    float *scales[MAX_SOURCES];      /* owned */
+};
+
+static void
+drop_sources(struct sources *s)
+{
+    for (uint32_t i = 0; i < MAX_SOURCES; i++) {
+        free(s->parts[i]);
+        free(s->scales[i]);
+    }
+}
+
+/* One source's matrix, its parts checked to be of one type and counted. */
+static void
+lay_out(struct binder *b, const struct source *source, struct sources *s,
+        uint32_t at)
+{
+    struct ns_matrix *matrix = &s->matrix[at];
+    uint32_t n_parts = source->part ? source->n_parts : 1;
+    size_t n_scales;
+
+    *matrix = as_matrix(source->tensor);
+    if (source->part) {
+        matrix->count = n_parts;
+        s->parts[at] = calloc(n_parts, sizeof(*s->parts[at]));
+        matrix->parts = s->parts[at];
+    }
+    n_scales = (size_t)matrix->count * matrix->n;
+    if (matrix->dtype == NS_E4M3) {
+        s->scales[at] = calloc(n_scales, sizeof(float));
+        matrix->scale = s->scales[at];
+    }
+    if ((source->part && !matrix->parts) ||
+        (matrix->dtype == NS_E4M3 && !matrix->scale)) {
+        fail(b, NS_FATAL, "out of memory for the scales of %s",
+             source->tensor->name);
+        return;
+    }
+    for (uint32_t i = 0; i < n_parts && b->status == NS_OK; i++) {
+        const struct ns_stored_tensor *part = part_of(source, i);
+
+        count(b, part, b->part);
+        if (s->parts[at])
+            s->parts[at][i] = part->data;
+        if (matrix->dtype == NS_E4M3) {
+            if (!b->packing)
+                b->model->n_codes += elements(part);
+            read_scales(b, part, s->scales[at] + (size_t)i * matrix->n);
+        }
+    }
+}
+
+static void
+weight_of(struct binder *b, enum ns_packing packing,
+          const struct source *source, uint32_t n_sources,
+          struct ns_weight *out)
+{
+    const struct ns_stored_tensor *first = source[0].tensor;
+    struct sources s = { 0 };
+
+    for (uint32_t i = 0; i < n_sources; i++)
+        for (uint32_t j = 0; j < (source[i].part ? source[i].n_parts : 1);
+             j++) {
+            const struct ns_stored_tensor *part = part_of(&source[i], j);
+
+            if (!part)
+                return; /* the walk has failed */
+            if (part->dtype != first->dtype) {
+                fail(b, NS_REJECT,
+                     "tensor %s is stored as %s, %s as %s: what is "
+                     "multiplied together has one type", part->name,
+                     ns_stored_name(part->dtype), first->name,
+                     ns_stored_name(first->dtype));
+                return;
+            }
+        }
+    for (uint32_t i = 0; i < n_sources && b->status == NS_OK; i++)
+        lay_out(b, &source[i], &s, i);
+    if (b->status == NS_OK && !b->packing) {
+        size_t bytes = b->be->ops->packed_bytes(b->be, packing, s.matrix,
+                                                n_sources);
+
+        if (b->in_tower)
+            b->model->vision_bytes += bytes;
+        else
+            b->model->part_bytes[b->part] += bytes;
+    } else if (b->status == NS_OK) {
+        for (uint32_t i = 0; i < n_sources; i++)
+            for (uint32_t j = 0; j < s.matrix[i].count &&
+                                 (source[i].part || j == 0); j++)
+                ns_safetensors_want(b->st, part_of(&source[i], j));
+        b->status = b->be->ops->pack(b->be, packing, s.matrix, n_sources, out,
+                                     b->err);
+        if (b->status != NS_OK)
+            ns_context(b->err, "packing %s", first->name);
+        for (uint32_t i = 0; i < n_sources; i++)
+            for (uint32_t j = 0; j < s.matrix[i].count &&
+                                 (source[i].part || j == 0); j++)
+                ns_safetensors_drop(b->st, part_of(&source[i], j));
+    }
+    drop_sources(&s);
+}
 
 static void
 weight(struct binder *b, enum ns_packing packing,
        const struct ns_stored_tensor *const tensors[MAX_SOURCES],
        uint32_t n_tensors, struct ns_weight *out)
 {
-    struct ns_matrix sources[MAX_SOURCES];
+    struct source source[MAX_SOURCES] = { 0 };
 
-    for (uint32_t i = 0; i < n_tensors; i++) {
-        if (!tensors[i])
-            return; /* the walk has failed */
-        if (tensors[i]->dtype != tensors[0]->dtype) {
-            fail(b, NS_REJECT,
-                 "tensor %s is stored as %s, %s as %s: what is multiplied "
-                 "together has one type", tensors[i]->name,
-                 ns_stored_name(tensors[i]->dtype), tensors[0]->name,
-                 ns_stored_name(tensors[0]->dtype));
-            return;
-        }
-        count(b, tensors[i], b->part);
-        sources[i] = as_matrix(tensors[i]);
-    }
-    if (!b->packing) {
-        size_t bytes = b->be->ops->packed_bytes(b->be, packing, sources,
-                                                n_tensors);
-
-        if (b->in_tower)
-            b->model->vision_bytes += bytes;
-        else
-            b->model->part_bytes[b->part] += bytes;
-        return;
-    }
     for (uint32_t i = 0; i < n_tensors; i++)
-        ns_safetensors_want(b->st, tensors[i]);
-    b->status = b->be->ops->pack(b->be, packing, sources, n_tensors, out,
-                                 b->err);
-    if (b->status != NS_OK)
-        ns_context(b->err, "packing %s", tensors[0]->name);
-    for (uint32_t i = 0; i < n_tensors; i++)
-        ns_safetensors_drop(b->st, tensors[i]);
+        source[i].tensor = tensors[i];
+    weight_of(b, packing, source, n_tensors, out);
 }
 
 static void
@@ -416,6 +554,54 @@ attention_weights(struct binder *b, const struct ns_layer_config *layer,
     norm(b, "self_attn.k_norm.weight", layer->head_dim, &w->k_norm);
 }
 
+/* Writers of quantised checkpoints take the experts apart. */
+static bool
+experts_apart(const struct binder *b)
+{
+    char name[MAX_TENSOR_NAME];
+
+    snprintf(name, sizeof(name), "%sexperts.0.gate_proj.weight", b->prefix);
+    return ns_safetensors_find(b->st, name) != NULL;
+}
+
+/* One projection of all experts, each a tensor of its own. */
+static void
+gather_experts(struct binder *b, const char *projection, struct shape shape,
+               const struct ns_stored_tensor **part, struct source *out)
+{
+    uint32_t n = b->model->config.n_experts;
+    char suffix[64];
+
+    for (uint32_t i = 0; i < n; i++) {
+        snprintf(suffix, sizeof(suffix), "experts.%u.%s_proj.weight", i,
+                 projection);
+        part[i] = need(b, suffix, true, shape);
+    }
+    *out = (struct source){ part[0], part, n };
+}
+
+static void
+apart_weights(struct binder *b, struct ns_layer_weights *w)
+{
+    const struct ns_config *c = &b->model->config;
+    struct shape inner = shape2(c->expert_dim, c->hidden);
+    const struct ns_stored_tensor **parts =
+        calloc(2 * (size_t)c->n_experts, sizeof(const void *));
+    struct source source[MAX_SOURCES];
+
+    if (!parts) {
+        fail(b, NS_FATAL, "out of memory for %u experts", c->n_experts);
+        return;
+    }
+    gather_experts(b, "gate", inner, parts, &source[0]);
+    gather_experts(b, "up", inner, parts + c->n_experts, &source[1]);
+    weight_of(b, NS_PACK_GATED, source, 2, &w->experts_gated);
+    gather_experts(b, "down", shape2(c->hidden, c->expert_dim), parts,
+                   &source[0]);
+    weight_of(b, NS_PACK_LINEAR, source, 1, &w->experts_down);
+    free(parts);
+}
+
 static void
 expert_weights(struct binder *b, struct ns_layer_weights *w)
 {
@@ -434,6 +620,10 @@ expert_weights(struct binder *b, struct ns_layer_weights *w)
            &w->expert_scale);
 
     b->part = NS_PART_EXPERTS;
+    if (experts_apart(b)) {
+        apart_weights(b, w);
+        return;
+    }
     gate_up[0] = need(b, "experts.gate_up_proj", true,
                       shape3(c->n_experts, 2ull * c->expert_dim, c->hidden));
     weight(b, NS_PACK_GATED, gate_up, 1, &w->experts_gated);
@@ -1090,15 +1280,19 @@ ns_model_print(const struct ns_model *model, FILE *file)
             "to %g, stable %u, confident below %g\n"
             "modes       diffusion%s\n"
             "revision    %s\n"
-            "files       %u, %.3f GB, weights in %s\n\n",
+            "files       %u, %.3f GB, weights in %s\n",
             g->max_denoising_steps, (double)g->entropy_bound,
             (double)g->t_max, (double)g->t_min, g->stability_threshold,
             (double)g->confidence_threshold,
             g->ar_capable ? ", ar, hybrid" : "", model->revision,
             model->n_shards, (double)model->file_bytes / 1e9,
             types[model->dtype]);
+    if (model->n_codes > 0)
+        fprintf(file, "quantised   %.1f %% of the parameters in FP8 (E4M3), a "
+                "scale an output\n", 100.0 * (double)model->n_codes /
+                                         (double)model->n_parameters);
 
-    fprintf(file, "%-20s %15s %12s\n", "part", "parameters", "packed MB");
+    fprintf(file, "\n%-20s %15s %12s\n", "part", "parameters", "packed MB");
     for (int i = 0; i < NS_N_PARTS; i++)
         fprintf(file, "%-20s %15llu %12.1f\n", parts[i],
                 (unsigned long long)model->part_parameters[i],

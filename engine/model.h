@@ -51,6 +51,8 @@ struct ns_config { /* config.json */
     float eps, softcap;
     float theta_sliding, theta_full, rope_factor;
     double partial_rotary; /* share of the pairs that turn on full layers */
+    bool fp8; /* quantization_config: E4M3 with a scale an output channel, rows
+               * to be quantised by themselves, as they come */
     bool vision_groups; /* use_bidirectional_attention: "vision"; null: false */
     int32_t pad_id, bos_id;
     int32_t eos_id[NS_MAX_EOS]; /* where generation_config names none */
@@ -127,7 +129,8 @@ struct ns_model {
     struct ns_config config;
     struct ns_generation generation;
     struct ns_weights weights;
-    enum ns_dtype dtype;  /* of the checkpoint's matrices */
+    enum ns_dtype dtype;  /* of the checkpoint's matrices, codes aside */
+    uint64_t n_codes;     /* parameters that are stored as E4M3 */
     uint64_t n_parameters; /* of the text model */
     uint64_t n_active;     /* of them, what one token goes through */
     uint64_t n_vision_parameters, vision_bytes; /* bytes: packed */

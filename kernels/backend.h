@@ -13,8 +13,11 @@
  * positions aligned to absolute positions. Expert copies are added in expert
  * order. The vocabulary is cut into parts that depend on its size alone.
  *
- * Activations: fp32 on the cpu backend. Weights: fp32 or bf16 as stored (f16
- * is widened to fp32 when packed). Arithmetic is named by ns_backend.arithmetic.
+ * Activations: fp32 on the cpu backend. Weights: fp32 or bf16 as stored; f16 and
+ * E4M3 with its scales are widened to fp32 when the cpu backend packs them.
+ * Arithmetic is named by ns_backend.arithmetic. In "fp8" the rows in front of a
+ * product with an E4M3 weight are quantised as ns_e4m3_row does it: the product
+ * is that of the codes' values times both scales.
  *
  * Thread: the engine thread only, but for pack(), which the opener calls.
  * Pointers marked `device` are memory from alloc(); the rest are host memory,
@@ -31,12 +34,12 @@
 
 enum { NS_PAGE = 64 }; /* positions in a page of prefix KV, and in a key tile */
 
-enum ns_dtype { NS_F32, NS_BF16, NS_F16 };
+enum ns_dtype { NS_F32, NS_BF16, NS_F16, NS_E4M3 }; /* the last: float8.h */
 
 static inline size_t
 ns_dtype_bytes(enum ns_dtype dtype)
 {
-    return dtype == NS_F32 ? 4 : 2;
+    return dtype == NS_F32 ? 4 : dtype == NS_E4M3 ? 1 : 2;
 }
 
 /* A view of fp32 rows in device memory: row i starts at data + i * stride. */
@@ -52,6 +55,10 @@ struct ns_matrix {
     const void *data; /* borrowed from the mapped file, any alignment */
     enum ns_dtype dtype;
     uint32_t n, k, count;
+    const void *const *parts; /* [count]: instead of data, where the matrices
+                               * lie apart */
+    const float *scale; /* NS_E4M3: [count][n], what an output's codes are
+                         * multiplied by; else NULL */
 };
 
 enum ns_packing {
@@ -64,7 +71,8 @@ enum ns_packing {
 /* A weight in the backend's own layout; the packed copy is the copy. */
 struct ns_weight {
     enum ns_packing packing;
-    enum ns_dtype dtype; /* NS_F32 or NS_BF16 */
+    enum ns_dtype dtype; /* NS_F32 or NS_BF16; cuda: NS_E4M3 too */
+    bool e4m3;           /* it was stored as codes: see "fp8" above */
     uint32_t n, k;       /* outputs (GATED: of gate, = of up), inputs */
     uint32_t count;      /* experts; 1 otherwise */
     void *data;          /* device, owned by the backend until drop() */
@@ -305,8 +313,8 @@ struct ns_backend_options {
     uint32_t n_threads;     /* cpu: 0 is all that the process may use */
     const char *isa;        /* cpu: "ref", "avx2", "avx512", "avx512bf16",
                              * "amx"; NULL: the best that arithmetic allows */
-    const char *arithmetic; /* cpu: "fp32", "bf16", "auto" (bf16 where the
-                             * machine has it); NULL: what isa is for, else
+    const char *arithmetic; /* cpu: "fp32", "fp8", "bf16", "auto" (bf16 where
+                             * the machine has it); NULL: what isa is for, else
                              * fp32 */
 };
 

@@ -66,32 +66,46 @@ ns_e4m3_code(float value)
     return (uint8_t)(sign | ((magnitude >> 20) - (120u << 3)));
 }
 
-/* Codes of a row; returns its scale, by which the codes' values are to be
- * multiplied: 1 for a row of zeros. A row that holds NaN or an infinity has no
- * scale: its codes and scale are NaN. */
+/* A row's scale, by which its codes' values are to be multiplied: 1 for a row
+ * of zeros, NaN for one that holds NaN or an infinity, which has none. */
 static inline float
-ns_e4m3_row(uint8_t *code, const float *row, uint32_t n)
+ns_e4m3_scale(const float *row, uint32_t n)
 {
     float largest = 0.0f, scale;
 
     for (uint32_t i = 0; i < n; i++) {
         float size = fabsf(row[i]);
 
-        if (!(size <= largest)) /* NaN, too: and nothing is larger than it */
+        if (!isfinite(size))
+            return NAN;
+        if (size > largest)
             largest = size;
-        if (!isfinite(largest))
-            break;
-    }
-    if (!isfinite(largest)) {
-        memset(code, 0x7f, n);
-        return NAN;
     }
     scale = largest / NS_E4M3_MAX;
     if (scale < 0x1p-126f) /* its inverse would not be finite */
         scale = largest > 0.0f ? 0x1p-126f : 1.0f;
-    for (uint32_t i = 0; i < n; i++)
-        code[i] = ns_e4m3_code(row[i] / scale);
     return scale;
+}
+
+/* Codes of a row; returns its scale. */
+static inline float
+ns_e4m3_row(uint8_t *code, const float *row, uint32_t n)
+{
+    float scale = ns_e4m3_scale(row, n);
+
+    for (uint32_t i = 0; i < n; i++)
+        code[i] = ns_e4m3_code(row[i] / scale); /* by NaN: NaN */
+    return scale;
+}
+
+/* What the codes of a row stand for. `to` may be `row`. */
+static inline void
+ns_e4m3_round_row(float *to, const float *row, uint32_t n)
+{
+    float scale = ns_e4m3_scale(row, n);
+
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = ns_e4m3_value(ns_e4m3_code(row[i] / scale)) * scale;
 }
 
 #endif

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernels/float8.h"
+
 enum { CHUNK = 1 << 16 /* elements written at a time */ };
 
 static void die(const char *format, ...)
@@ -135,7 +137,7 @@ tiny_gauss(uint64_t seed, const char *tensor, uint64_t element)
 static size_t
 element_bytes(const char *dtype)
 {
-    return strcmp(dtype, "F32") == 0 ? 4 : 2;
+    return strcmp(dtype, "F32") == 0 ? 4 : strcmp(dtype, "F8_E4M3") == 0 ? 1 : 2;
 }
 
 /* To nearest, ties to even: the mantissas are long enough for that to be the
@@ -184,7 +186,12 @@ struct tensor {
     uint32_t rank;
     uint64_t dim[3];
     struct fill fill;
-    const char *key; /* the name that its draws are keyed by */
+    const char *dtype;
+    char key[160]; /* the name that its draws are keyed by; "": its own */
+    uint64_t first; /* of these draws */
+    uint32_t row; /* above 0: codes, or with `scales` the scales, of rows of
+                   * so many */
+    bool scales;
     uint32_t shard;
     uint64_t bytes;
 };
@@ -216,8 +223,54 @@ add(struct list *list, struct fill fill, uint32_t rank, const uint64_t *dim,
         elements *= dim[i];
     }
     tensor->fill = fill;
-    tensor->bytes = elements * element_bytes(list->recipe->dtype);
+    tensor->dtype = list->recipe->dtype;
+    tensor->bytes = elements * element_bytes(tensor->dtype);
     return tensor;
+}
+
+/* A matrix as codes and scales; its draws are those of `key` from `first` on. */
+static void
+add_codes(struct list *list, struct fill fill, uint64_t n, uint64_t k,
+          const char *name, const char *key, uint64_t first)
+{
+    const uint64_t codes[3] = { n, k }, scales[3] = { n, 1 };
+    char scale_name[160];
+    struct tensor *tensor = add(list, fill, 2, codes, name);
+
+    tensor->dtype = "F8_E4M3";
+    tensor->bytes = n * k;
+    for (int i = 0; i < 2; i++) {
+        snprintf(tensor->key, sizeof(tensor->key), "%s", key);
+        tensor->first = first;
+        tensor->row = (uint32_t)k;
+        tensor->scales = i == 1;
+        if (i == 1)
+            break;
+        snprintf(scale_name, sizeof(scale_name), "%s_scale", name);
+        tensor = add(list, fill, 2, scales, scale_name);
+    }
+}
+
+/* gate_up [X, 2M, H] or down [X, H, M], expert by expert. */
+static void
+add_experts(struct list *list, const char *layer, struct fill fill, bool down)
+{
+    const struct tiny_recipe *r = list->recipe;
+    uint64_t n = down ? r->hidden : r->expert_dim;
+    uint64_t k = down ? r->expert_dim : r->hidden;
+    uint64_t n_parts = down ? 1 : 2;
+    static const char *const names[] = { "gate", "up", "down" };
+    char name[160], key[160];
+
+    snprintf(key, sizeof(key), "%sexperts.%s", layer,
+             down ? "down_proj" : "gate_up_proj");
+    for (uint64_t i = 0; i < r->n_experts; i++)
+        for (uint64_t part = 0; part < n_parts; part++) {
+            snprintf(name, sizeof(name), "%sexperts.%u.%s_proj.weight", layer,
+                     (unsigned)i, names[down ? 2 : part]);
+            add_codes(list, fill, n, k, name, key,
+                      (i * n_parts + part) * n * k);
+        }
 }
 
 static void
@@ -228,6 +281,16 @@ put(struct list *list, const char *prefix, const char *suffix,
     char name[160];
 
     snprintf(name, sizeof(name), "%s%s", prefix, suffix);
+    if (list->recipe->fp8 && rank == 3 && strstr(name, "experts.")) {
+        add_experts(list, prefix, fill, strstr(suffix, "down") != NULL);
+        return;
+    }
+    if (list->recipe->fp8 && rank == 2 &&
+        (strstr(name, ".layers.") || strstr(name, "self_conditioning")) &&
+        !strstr(name, "router") && !strstr(name, "vision")) {
+        add_codes(list, fill, d0, d1, name, name, 0);
+        return;
+    }
     add(list, fill, rank, dim, name);
     if (list->recipe->copies &&
         strncmp(prefix, "model.decoder.", 14) == 0 &&
@@ -444,6 +507,45 @@ write_at(int fd, const void *bytes, size_t length, uint64_t offset)
     }
 }
 
+/* The scale of a row of draws: so that its largest becomes 448, in bf16. */
+static float
+row_scale(const struct fill *fill, uint64_t key, uint64_t first, uint32_t n)
+{
+    unsigned char half[2];
+    uint32_t bits;
+    double most = 0;
+    float scale;
+
+    for (uint32_t i = 0; i < n; i++)
+        most = fmax(most, fabs(fill->gain * gauss(key, first + i)));
+    store("BF16", most / (double)NS_E4M3_MAX, half);
+    bits = (uint32_t)(half[0] | half[1] << 8) << 16;
+    memcpy(&scale, &bits, sizeof(scale));
+    return scale;
+}
+
+static void
+write_rows(int fd, uint64_t offset, const struct tensor *tensor,
+           const struct tiny_recipe *recipe, uint64_t key)
+{
+    uint32_t k = tensor->row;
+    unsigned char *bytes = need(malloc(tensor->bytes));
+
+    for (uint64_t row = 0; row < tensor->dim[0]; row++) {
+        uint64_t first = tensor->first + row * k;
+        float scale = row_scale(&tensor->fill, key, first, k);
+
+        for (uint32_t i = 0; i < k && !tensor->scales; i++)
+            bytes[row * k + i] = ns_e4m3_code(
+                (float)(tensor->fill.gain * gauss(key, first + i)) / scale);
+        if (tensor->scales)
+            store(recipe->dtype, (double)scale,
+                  bytes + row * element_bytes(recipe->dtype));
+    }
+    write_at(fd, bytes, tensor->bytes, offset);
+    free(bytes);
+}
+
 static void
 write_tensor(int fd, uint64_t offset, const struct tensor *tensor,
              const struct tiny_recipe *recipe, unsigned char *chunk)
@@ -452,9 +554,15 @@ write_tensor(int fd, uint64_t offset, const struct tensor *tensor,
     uint64_t n = tensor->bytes / size;
     const struct fill *fill = &tensor->fill;
     char name[160];
-    uint64_t key =
-        key_of(recipe->seed, key_name(tensor->name, name, sizeof(name)));
+    uint64_t key = key_of(recipe->seed,
+                          tensor->key[0] ? tensor->key
+                                         : key_name(tensor->name, name,
+                                                    sizeof(name)));
 
+    if (tensor->row > 0) {
+        write_rows(fd, offset, tensor, recipe, key);
+        return;
+    }
     for (uint64_t i = 0; i < n; i += CHUNK) {
         uint64_t end = n - i < CHUNK ? n : i + CHUNK;
 
@@ -512,7 +620,7 @@ write_shard(const struct list *list, uint32_t shard, const char *directory)
             json_object_set_new(
                 header, tensor->name,
                 need(json_pack("{s:s, s:O, s:[I, I]}", "dtype",
-                               list->recipe->dtype, "shape", dim,
+                               tensor->dtype, "shape", dim,
                                "data_offsets", (json_int_t)offset,
                                (json_int_t)end)));
             offset = end;
@@ -650,6 +758,25 @@ vision_config(void)
         "rope_parameters", "rope_type", "axial", "rope_theta", 100.0));
 }
 
+/* As llm-compressor's FP8_DYNAMIC scheme writes it. */
+static json_t *
+fp8_config(void)
+{
+    return need(json_pack(
+        "{s:s, s:s, s:s, s:n, s:[s, s], s:{s:{s:[s], s:n,"
+        " s:{s:i, s:s, s:b, s:s, s:b, s:n, s:n, s:s},"
+        " s:{s:i, s:s, s:b, s:s, s:b, s:n, s:n, s:n}}}}",
+        "quant_method", "compressed-tensors", "format", "float-quantized",
+        "quantization_status", "compressed", "kv_cache_scheme", "ignore",
+        "lm_head", "re:.*router.*", "config_groups", "group_0", "targets",
+        "Linear", "output_activations", "weights", "num_bits", 8, "type",
+        "float", "symmetric", 1, "strategy", "channel", "dynamic", 0,
+        "group_size", "block_structure", "observer", "minmax",
+        "input_activations", "num_bits", 8, "type", "float", "symmetric", 1,
+        "strategy", "token", "dynamic", 1, "group_size", "block_structure",
+        "observer"));
+}
+
 static void
 write_config(const struct tiny_recipe *r, const char *directory)
 {
@@ -667,6 +794,8 @@ write_config(const struct tiny_recipe *r, const char *directory)
 
     if (r->vision)
         json_object_set_new(config, "vision_config", vision_config());
+    if (r->fp8)
+        json_object_set_new(config, "quantization_config", fp8_config());
     write_json(directory, "config.json", config);
     write_json(directory, "generation_config.json",
                json_pack("{s:i, s:i, s:f, s:f, s:i, s:f, s:[i, i, i], s:i,"

@@ -29,6 +29,10 @@ struct tiny_recipe {
     bool vision;           /* with a small tower */
     bool copies;           /* shared tensors stored for the encoder too, and
                             * lm_head.weight */
+    bool fp8;              /* layers' matrices in F8_E4M3 with a scale a row, as
+                            * compressed-tensors has them, each expert's by
+                            * itself; the values are those of the recipe
+                            * without, rounded */
     bool sparse_experts;   /* the experts' data are holes in the file: zeros */
     uint64_t seed;
     float mixing; /* gain of what layers add to the residual; 0: 0.12 */

@@ -528,7 +528,7 @@ choose_isa(const struct ns_backend_options *options, enum isa *out,
            struct ns_error *err)
 {
     const char *arithmetic = options->arithmetic;
-    bool want_bf16 = false, any = false;
+    bool want_bf16 = false, any = false; /* fp8 is done by fp32's code */
     enum isa isa;
     char list[64];
 
@@ -536,10 +536,11 @@ choose_isa(const struct ns_backend_options *options, enum isa *out,
         any = true;
     else if (arithmetic && strcmp(arithmetic, "bf16") == 0)
         want_bf16 = true;
-    else if (arithmetic && strcmp(arithmetic, "fp32") != 0)
+    else if (arithmetic && strcmp(arithmetic, "fp32") != 0 &&
+             strcmp(arithmetic, "fp8") != 0)
         return ns_fail(err, NS_REJECT,
-                       "there is no arithmetic \"%.40s\"; there are fp32, bf16 "
-                       "and auto",
+                       "there is no arithmetic \"%.40s\"; there are fp32, fp8, "
+                       "bf16 and auto",
                        arithmetic);
 
     if (options->isa) {
@@ -572,12 +573,12 @@ choose_isa(const struct ns_backend_options *options, enum isa *out,
 
 /* Equal names promise equal bits: avx2 and avx512 share one. */
 static const char *
-arithmetic_name(enum isa isa)
+arithmetic_name(enum isa isa, bool fp8)
 {
     static const char *const names[N_ISA] = { "fp32-ref", "fp32", "fp32",
                                               "bf16-avx512", "bf16-amx" };
 
-    return names[isa];
+    return !fp8 ? names[isa] : isa == ISA_REF ? "fp8-ref" : "fp8";
 }
 
 static void
@@ -622,9 +623,11 @@ cpu_open(const struct ns_backend_options *options, struct ns_backend **out,
     }
     fill_ops(&cpu->ops, isa);
     cpu->bf16_products = isa_is_bf16(isa);
+    cpu->fp8_rows =
+        options->arithmetic && strcmp(options->arithmetic, "fp8") == 0;
     cpu->base.ops = &table;
     snprintf(cpu->base.arithmetic, sizeof(cpu->base.arithmetic), "%s",
-             arithmetic_name(isa));
+             arithmetic_name(isa, cpu->fp8_rows));
     *out = &cpu->base;
     return NS_OK;
 }

@@ -43,6 +43,8 @@ struct cpu {
     struct pool *pool;
     bool bf16_products; /* arithmetic bf16: activations are rounded to bf16 in
                          * front of each product, sums in fp32 */
+    bool fp8_rows; /* arithmetic fp8: in front of products with weights that
+                    * were stored as E4M3, activations are rounded to it */
     struct ns_error sticky; /* status NS_OK while all is well */
     struct ns_backend_sizes sizes;
     unsigned char *scratch;      /* shared, from reserve() */

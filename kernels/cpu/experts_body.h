@@ -32,7 +32,7 @@ expert_inner(const struct experts_job *job, const struct expert_task *t,
 {
     const struct ns_weight *w = job->gate_up;
     struct operand a = operand_make(
-        job->cpu, w->dtype, job->x.data, job->x.stride,
+        job->cpu, w, job->x.data, job->x.stride,
         job->s.row + t->first, t->n_copies, w->k, buffer);
 
     for (uint32_t p = first; p < end; p++) {
@@ -53,7 +53,7 @@ expert_outer(const struct experts_job *job, const struct expert_task *t,
 {
     const struct ns_weight *w = job->down;
     float *out = job->s.copies + t->first * (size_t)w->n;
-    struct operand a = operand_make(job->cpu, w->dtype, inner, ld, NULL,
+    struct operand a = operand_make(job->cpu, w, inner, ld, NULL,
                                     t->n_copies, w->k, buffer);
 
     for (uint32_t p = first; p < end; p++) {

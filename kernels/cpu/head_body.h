@@ -205,7 +205,7 @@ tile_soft(const struct head_job *job, float *soft, const float *p,
           float *panel, void *rounded)
 {
     const struct ns_weight *table = job->args->table;
-    struct operand a = operand_make(job->cpu, table->dtype, p, HEAD_TILE, NULL,
+    struct operand a = operand_make(job->cpu, table, p, HEAD_TILE, NULL,
                                     n_rows, n_tokens, rounded);
 
     for (uint32_t col = 0; col < table->k; col += PANEL) {
@@ -268,7 +268,7 @@ head_task(void *ctx, uint32_t task, uint32_t thread)
     n_soft = args->n_soft > first ? args->n_soft - first : 0;
     if (n_soft > n_rows)
         n_soft = n_rows;
-    a = operand_make(job->cpu, table->dtype,
+    a = operand_make(job->cpu, table,
                      args->h.data + first * args->h.stride, args->h.stride,
                      NULL, n_rows, hidden, scratch.operand);
     for (uint32_t i = 0; i < n_rows; i++)
@@ -308,7 +308,7 @@ one_row(const struct head_job *job, uint32_t row, uint32_t tile,
     const struct ns_weight *table = args->table;
     uint32_t n_cols = table->n - tile * HEAD_TILE;
     struct operand a = operand_make(
-        job->cpu, table->dtype, args->h.data + row * args->h.stride,
+        job->cpu, table, args->h.data + row * args->h.stride,
         args->h.stride, NULL, 1, table->k, scratch->operand);
 
     if (n_cols > HEAD_TILE)

@@ -28,7 +28,7 @@ linear_task(void *ctx, uint32_t task, uint32_t thread)
 
     if (n_rows > job->block_rows)
         n_rows = job->block_rows;
-    a = operand_make(job->cpu, w->dtype, job->x.data + row * job->x.stride,
+    a = operand_make(job->cpu, w, job->x.data + row * job->x.stride,
                      job->x.stride, NULL, n_rows, w->k,
                      scratch_of_thread(job->cpu, thread));
     for (uint32_t p = first; p < first + job->group && p < job->n_panels; p++) {

@@ -83,9 +83,10 @@ route_ref(struct ns_backend *be, int32_t *index, float *weight, float *probs,
 /* sum += weight * down(gelu(gate(x)) * up(x)) of one expert */
 static void
 add_expert(const struct experts_job *job, uint32_t expert, double weight,
-           const float *x, float *middle, double *sum)
+           const float *row, float *middle, float *buffer, double *sum)
 {
     const struct ns_weight *gate_up = job->gate_up, *down = job->down;
+    const float *x = product_row(job->cpu, gate_up, row, buffer), *inner;
     double gate[PANEL], up[PANEL];
 
     for (uint32_t n = 0; n < gate_up->n; n += PANEL) {
@@ -98,10 +99,11 @@ add_expert(const struct experts_job *job, uint32_t expert, double weight,
         for (uint32_t c = 0; c < PANEL && n + c < gate_up->n; c++)
             middle[n + c] = (float)(gelu_tanh(gate[c]) * up[c]);
     }
+    inner = product_row(job->cpu, down, middle, buffer);
     for (uint32_t n = 0; n < down->n; n += PANEL) {
         double *out = gate;
 
-        panel_dot(out, middle, packed_panel(down, expert, n / PANEL),
+        panel_dot(out, inner, packed_panel(down, expert, n / PANEL),
                   down->dtype, down->k);
         for (uint32_t c = 0; c < PANEL && n + c < down->n; c++)
             sum[n + c] += weight * (double)(float)out[c];
@@ -118,6 +120,7 @@ experts_row(void *ctx, uint32_t i, uint32_t thread)
                                      thread *
                                          job->cpu->thread_scratch_bytes);
     float *middle = (float *)(void *)(sum + job->down->n);
+    float *buffer = middle + job->gate_up->n; /* for either input */
     float *y = row_of(job->y, i);
 
     memset(sum, 0, job->down->n * sizeof(*sum));
@@ -126,7 +129,7 @@ experts_row(void *ctx, uint32_t i, uint32_t thread)
         for (uint32_t slot = 0; slot < job->top_k; slot++)
             if (index[slot] == (int32_t)expert)
                 add_expert(job, expert, (double)weight[slot],
-                           row_of(job->x, i), middle, sum);
+                           row_of(job->x, i), middle, buffer, sum);
     for (uint32_t j = 0; j < job->down->n; j++)
         y[j] = (float)sum[j];
 }

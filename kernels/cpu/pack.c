@@ -8,6 +8,7 @@
 
 #include "base/size.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/float8.h"
 
 enum {
     TABLE_ROWS = 64, /* rows of a table that one task copies */
@@ -90,6 +91,9 @@ plan_make(enum ns_packing packing, const struct ns_matrix *sources,
         if (source->dtype != plan.stored)
             return ns_fail(err, NS_REJECT,
                            "matrices of one product differ in type");
+        if ((source->dtype == NS_E4M3) != (source->scale != NULL))
+            return ns_fail(err, NS_REJECT, "codes without scales, or scales "
+                           "without codes");
         if (source->k != plan.k || source->count != plan.count)
             return ns_fail(err, NS_REJECT,
                            "matrices of one product differ: [%u of %u, %u] "
@@ -109,8 +113,9 @@ plan_make(enum ns_packing packing, const struct ns_matrix *sources,
                            n_sources, (unsigned long long)n);
         n /= 2;
     }
-    if (packing == NS_PACK_TABLE && (n_sources != 1 || plan.count != 1))
-        return ns_fail(err, NS_REJECT, "a table is one matrix");
+    if (packing == NS_PACK_TABLE &&
+        (n_sources != 1 || plan.count != 1 || plan.stored == NS_E4M3))
+        return ns_fail(err, NS_REJECT, "a table is one matrix, not of codes");
     if (n > INT32_MAX || plan.k > INT32_MAX)
         return ns_fail(err, NS_REJECT, "a matrix of [%llu, %u] is too large",
                        (unsigned long long)n, plan.k);
@@ -131,21 +136,31 @@ plan_make(enum ns_packing packing, const struct ns_matrix *sources,
     return NS_OK;
 }
 
+struct stored_row {
+    const unsigned char *bytes;
+    float scale; /* of codes */
+};
+
 /* The stored row behind output `n` of matrix `i`: sources side by side. For
  * GATED, rows 0..n-1 are the gate's and n..2n-1 the up's, whether they come
  * from one source or from two. */
-static const unsigned char *
+static struct stored_row
 stored_row(const struct plan *plan, uint32_t i, uint32_t n)
 {
     const struct ns_matrix *source = plan->sources;
+    size_t row_bytes = plan->k * ns_dtype_bytes(plan->stored), row;
 
     while (n >= source->n) {
         n -= source->n;
         source++;
     }
-    return (const unsigned char *)source->data +
-           ((size_t)i * source->n + n) * plan->k *
-               ns_dtype_bytes(plan->stored);
+    row = (size_t)i * source->n + n;
+    return (struct stored_row){
+        source->parts
+            ? (const unsigned char *)source->parts[i] + n * row_bytes
+            : (const unsigned char *)source->data + row * row_bytes,
+        source->scale ? source->scale[row] : 1.0f,
+    };
 }
 
 static float
@@ -169,23 +184,25 @@ widen_f16(uint16_t half)
 }
 
 static float
-load_float(const struct plan *plan, const unsigned char *row, uint32_t k)
+load_float(const struct plan *plan, struct stored_row row, uint32_t k)
 {
     uint16_t half;
     float value;
 
     if (plan->stored == NS_F32) {
-        memcpy(&value, row + (size_t)k * sizeof(value), sizeof(value));
+        memcpy(&value, row.bytes + (size_t)k * sizeof(value), sizeof(value));
         return value;
     }
-    memcpy(&half, row + (size_t)k * sizeof(half), sizeof(half));
+    if (plan->stored == NS_E4M3)
+        return ns_e4m3_value(row.bytes[k]) * row.scale;
+    memcpy(&half, row.bytes + (size_t)k * sizeof(half), sizeof(half));
     return widen_f16(half);
 }
 
 /* Inputs k..end-1 of one output into its column of the panel. */
 static void
 pack_column(const struct plan *plan, unsigned char *panel, uint32_t column,
-            const unsigned char *row, uint32_t k, uint32_t end)
+            struct stored_row row, uint32_t k, uint32_t end)
 {
     if (plan->dtype == NS_F32) {
         float *to = (float *)(void *)panel + column;
@@ -197,7 +214,7 @@ pack_column(const struct plan *plan, unsigned char *panel, uint32_t column,
 
         for (; k < end; k++)
             memcpy(&to[(size_t)(k / 2) * PANEL * 2 + k % 2],
-                   row + (size_t)k * sizeof(*to), sizeof(*to));
+                   row.bytes + (size_t)k * sizeof(*to), sizeof(*to));
     }
 }
 
@@ -208,7 +225,7 @@ pack_panel(void *ctx, uint32_t task, uint32_t thread)
     uint32_t matrix = task / plan->n_panels, panel = task % plan->n_panels;
     unsigned char *to = plan->data + plan->panels_at +
                         task * plan->panel_bytes;
-    const unsigned char *row[PANEL];
+    struct stored_row row[PANEL];
     uint32_t first = panel * PANEL, shift = 0, n_rows = 0;
 
     (void)thread;
@@ -238,11 +255,11 @@ pack_rows(void *ctx, uint32_t task, uint32_t thread)
 
     (void)thread;
     for (; row < end && row < plan->n; row++) {
-        const unsigned char *from = stored_row(plan, 0, row);
+        struct stored_row from = stored_row(plan, 0, row);
         unsigned char *to = plan->data + row * row_bytes;
 
         if (plan->stored == plan->dtype)
-            memcpy(to, from, row_bytes);
+            memcpy(to, from.bytes, row_bytes);
         else
             for (uint32_t k = 0; k < plan->k; k++)
                 ((float *)(void *)to)[k] = load_float(plan, from, k);
@@ -289,6 +306,7 @@ cpu_pack(struct ns_backend *be, enum ns_packing packing,
     }
     pool_run(cpu->pool, plan.n_panels * plan.count, pack_panel, &plan);
     *out = (struct ns_weight){ .packing = packing, .dtype = plan.dtype,
+                               .e4m3 = plan.stored == NS_E4M3,
                                .n = plan.n, .k = plan.k, .count = plan.count,
                                .data = data, .bytes = plan.bytes };
     return NS_OK;

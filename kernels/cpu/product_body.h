@@ -1,9 +1,10 @@
 /* product_body.h - how the tuned bodies multiply rows with a packed weight.
  *
  * The rows of a block are first put into the form that the arithmetic wants
- * (an operand), then meet one panel after the other. Three forms:
+ * (an operand), then meet one panel after the other. Its forms:
  *
  *   fp32                       the rows themselves, or a gathered copy
+ *   fp8                        a copy rounded to E4M3 and a scale, still floats
  *   bf16 on fp32 instructions  a copy rounded to bf16, still floats
  *   bf16 on bf16 instructions  a copy in bf16, rows padded with zeros to 32
  *
@@ -18,6 +19,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/float8.h"
 
 struct operand {
     const void *data;
@@ -68,20 +70,19 @@ narrow_row(uint16_t *to, const float *from, uint32_t k)
  * a row; it is left alone where x serves as it is: not where its rows lie a
  * page apart, which leaves a tile's rows one set of L1 to share. */
 VEC_INLINE struct operand
-operand_make(const struct cpu *cpu, enum ns_dtype weights, const float *x,
+operand_make(const struct cpu *cpu, const struct ns_weight *w, const float *x,
              size_t ldx, const uint32_t *index, uint32_t n_rows, uint32_t k,
              void *buffer)
 {
     struct operand operand = { x, ldx, false };
+    bool fp8 = cpu->fp8_rows && w->e4m3;
 
-    if (!cpu->bf16_products && !index && (ldx % 1024 || n_rows < 8))
+    if (!cpu->bf16_products && !fp8 && !index && (ldx % 1024 || n_rows < 8))
         return operand;
     operand.data = buffer;
     operand.ld = operand_ld(k);
 #ifdef GEMM_BF16
-    operand.bf16 = cpu->bf16_products && weights == NS_BF16;
-#else
-    (void)weights;
+    operand.bf16 = cpu->bf16_products && w->dtype == NS_BF16;
 #endif
     for (uint32_t i = 0; i < n_rows; i++) {
         const float *from = x + (index ? index[i] : i) * ldx;
@@ -93,7 +94,9 @@ operand_make(const struct cpu *cpu, enum ns_dtype weights, const float *x,
             continue;
         }
 #endif
-        if (cpu->bf16_products)
+        if (fp8)
+            ns_e4m3_round_row(to, from, k);
+        else if (cpu->bf16_products)
             round_row(to, from, k);
         else
             memcpy(to, from, k * sizeof(float));

@@ -28,8 +28,9 @@ size_t
 ref_thread_scratch_bytes(const struct ns_backend_sizes *sizes)
 {
     size_t attention = (size_t)sizes->head_dim * sizeof(double);
-    size_t experts = (size_t)sizes->hidden * sizeof(double) +
-                     (size_t)sizes->expert_dim * sizeof(float);
+    size_t experts = (size_t)sizes->hidden *
+                         (sizeof(double) + sizeof(float)) +
+                     (size_t)sizes->expert_dim * 2 * sizeof(float);
     size_t head = (size_t)sizes->hidden * sizeof(double) +
                   (size_t)sizes->vocab * (sizeof(double) + sizeof(float) +
                                           sizeof(uint32_t) + sizeof(uint8_t));

@@ -103,6 +103,11 @@ round_to_bf16(float value)
 void panel_dot(double out[PANEL], const float *x, const void *panel,
                enum ns_dtype dtype, uint32_t k);
 
+/* A row as a product with `w` takes it: rounded to E4M3 into `buffer`, which
+ * holds w->k, where the arithmetic asks for that; else x itself. */
+const float *product_row(const struct cpu *cpu, const struct ns_weight *w,
+                         const float *x, float *buffer);
+
 double gelu_tanh(double x);
 
 /* 1 / sqrt(mean(x^2) + eps) */

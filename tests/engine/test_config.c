@@ -305,14 +305,93 @@ what_is_not_supported_is_refused_by_field_and_value(void **state)
            "text_config.hidden_activation is \"silu\"|gelu_pytorch_tanh");
     expect("text_config.use_bidirectional_attention", json_string("all"),
            "text_config.use_bidirectional_attention is \"all\"|vision");
-    expect("quantization_config", json_object(),
-           "quantization_config is an object");
     expect("vision_config.model_type", json_string("siglip"),
            "vision_config.model_type is \"siglip\"");
     expect("vision_config.num_key_value_heads", json_integer(1),
            "vision_config.num_key_value_heads is 1");
     expect("vision_config.head_dim", json_integer(6),
            "vision_config.head_dim is 6");
+}
+
+static json_t *
+fp8_scheme(void)
+{
+    return json_pack(
+        "{s:s, s:s, s:s, s:n, s:{}, s:[s], s:{s:{s:[s], s:n,"
+        " s:{s:i, s:s, s:b, s:s, s:b, s:n}, s:{s:i, s:s, s:b, s:s, s:b}}}}",
+        "quant_method", "compressed-tensors", "format", "float-quantized",
+        "quantization_status", "compressed", "kv_cache_scheme",
+        "sparsity_config", "ignore", "lm_head", "config_groups", "group_0",
+        "targets", "Linear", "output_activations", "weights", "num_bits", 8,
+        "type", "float", "symmetric", 1, "strategy", "channel", "dynamic", 0,
+        "group_size", "input_activations", "num_bits", 8, "type", "float",
+        "symmetric", 1, "strategy", "token", "dynamic", 1);
+}
+
+static void
+fp8_is_read_and_every_other_scheme_refused_by_field(void **state)
+{
+#define Q "quantization_config."
+    static const struct {
+        const char *path, *value; /* NULL: taken out */
+    } cases[] = {
+        { "quant_method", "\"fp8\"" },
+        { "quant_method", NULL },
+        { "format", "\"pack-quantized\"" },
+        { "format", NULL },
+        { "quantization_status", "\"frozen\"" },
+        { "kv_cache_scheme", "{\"num_bits\":8}" },
+        { "sparsity_config", "{\"format\":\"sparse-24-bitmask\"}" },
+        { "config_groups", NULL },
+        { "config_groups", "{}" },
+        { "config_groups", "[]" },
+        { "config_groups.group_0.weights", NULL },
+        { "config_groups.group_0.weights.num_bits", "4" },
+        { "config_groups.group_0.weights.num_bits", "\"8\"" },
+        { "config_groups.group_0.weights.type", "\"int\"" },
+        { "config_groups.group_0.weights.strategy", "\"tensor\"" },
+        { "config_groups.group_0.weights.strategy", "\"block\"" },
+        { "config_groups.group_0.weights.symmetric", "false" },
+        { "config_groups.group_0.weights.dynamic", "true" },
+        { "config_groups.group_0.weights.group_size", "128" },
+        { "config_groups.group_0.weights.block_structure", "[128, 128]" },
+        { "config_groups.group_0.input_activations", NULL },
+        { "config_groups.group_0.input_activations.dynamic", "false" },
+        { "config_groups.group_0.input_activations.dynamic", "\"local\"" },
+        { "config_groups.group_0.input_activations.dynamic", NULL },
+        { "config_groups.group_0.input_activations.strategy", "\"tensor\"" },
+        { "config_groups.group_0.output_activations", "{\"num_bits\":8}" },
+        { "config_groups.group_0.format", "\"nvfp4-pack-quantized\"" },
+        { "config_groups.group_1", "{}" },
+    };
+    struct ns_config config = accept("quantization_config", fp8_scheme());
+
+    (void)state;
+    assert_true(config.fp8);
+    assert_false(accept("quantization_config", NULL).fp8);
+    assert_false(accept("quantization_config", json_null()).fp8);
+    expect("quantization_config", json_object(),
+           Q "quant_method is missing|compressed-tensors");
+    expect("quantization_config", json_true(),
+           "quantization_config is true|an object");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *scheme = fp8_scheme(), *at = scheme;
+        const char *path = cases[i].path, *dot;
+        char step[64];
+
+        for (; (dot = strchr(path, '.')) != NULL; path = dot + 1) {
+            snprintf(step, sizeof(step), "%.*s", (int)(dot - path), path);
+            at = json_object_get(at, step);
+        }
+        if (cases[i].value)
+            json_object_set_new(at, path,
+                                json_loads(cases[i].value, JSON_DECODE_ANY,
+                                           NULL));
+        else
+            json_object_del(at, path);
+        expect("quantization_config", scheme, Q);
+    }
+#undef Q
 }
 
 static void
@@ -655,6 +734,7 @@ main(void)
         cmocka_unit_test(the_released_model_is_read_with_its_defaults),
         cmocka_unit_test(another_model_is_refused),
         cmocka_unit_test(what_is_not_supported_is_refused_by_field_and_value),
+        cmocka_unit_test(fp8_is_read_and_every_other_scheme_refused_by_field),
         cmocka_unit_test(rope_of_another_kind_is_refused),
         cmocka_unit_test(counts_outside_their_limits_are_refused),
         cmocka_unit_test(head_shapes_that_do_not_fit_are_refused),

@@ -371,6 +371,33 @@ hybrid_equals_ar_on_every_checkpoint_at_any_temperature(void **state)
     }
 }
 
+/* With rows as they are, and rounded in front of products. */
+static void
+hybrid_equals_ar_in_fp8(void **state)
+{
+    static const char *const arithmetic[] = { "fp32", "fp8" };
+    struct tiny_recipe recipe = tiny_recipe();
+    char *directory;
+
+    (void)state;
+    recipe.fp8 = true;
+    directory = tiny_make(&recipe);
+    tiny_add_tokenizer(directory);
+    for (int i = 0; i < 2; i++) {
+        struct folder none = { "" };
+        struct ns_engine_options options = plain_options(&none);
+        struct ns_engine *engine;
+
+        options.model_directory = directory;
+        options.backend.arithmetic = arithmetic[i];
+        engine = open_engine(&options);
+        compare_hybrid(engine, N_PROMPTS / 2, 0, 1, true, false);
+        compare_hybrid(engine, N_PROMPTS / 2, 1, 0.8f, true, false);
+        ns_engine_close(engine);
+    }
+    tiny_remove(directory);
+}
+
 static void
 a_verifier_that_is_off_by_one_row_is_noticed(void **state)
 {
@@ -1161,6 +1188,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hybrid_equals_ar_on_every_checkpoint_at_any_temperature),
+        cmocka_unit_test(hybrid_equals_ar_in_fp8),
         cmocka_unit_test(a_verifier_that_is_off_by_one_row_is_noticed),
         cmocka_unit_test(a_job_gives_the_same_bytes_alone_packed_reordered_and_chunked),
         cmocka_unit_test(avx2_and_avx512_give_the_same_bytes_in_fp32),

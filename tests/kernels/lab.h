@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "kernels/backend.h"
+#include "kernels/float8.h"
 
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 #define UNUSED __attribute__((unused))
@@ -267,8 +268,15 @@ matrix_random(uint64_t *state, enum ns_dtype dtype, uint32_t n, uint32_t k,
 {
     size_t each = ns_dtype_bytes(dtype), total = (size_t)n * k * count;
     unsigned char *data = malloc(total * each + 1);
+    float *scale = NULL;
 
     assert_non_null(data);
+    if (dtype == NS_E4M3) {
+        scale = malloc((size_t)n * count * sizeof(float));
+        assert_non_null(scale);
+        for (size_t i = 0; i < (size_t)n * count; i++)
+            scale[i] = to_bf16(0.5f + symmetric(state) / 4) / NS_E4M3_MAX;
+    }
     for (size_t i = 0; i < total; i++) {
         float value = symmetric(state);
         uint32_t bits;
@@ -281,6 +289,10 @@ matrix_random(uint64_t *state, enum ns_dtype dtype, uint32_t n, uint32_t k,
             memcpy(&bits, &value, sizeof(bits));
             half = (uint16_t)(bits >> 16);
             memcpy(data + 1 + i * each, &half, each);
+        } else if (dtype == NS_E4M3) { /* any but NaN */
+            data[1 + i] = (unsigned char)(next_random(state) & 0xff);
+            if ((data[1 + i] & 0x7f) == 0x7f)
+                data[1 + i] ^= 1;
         } else { /* any finite half: subnormals and both zeros among them */
             half = (uint16_t)(next_random(state) & 0xbfffu);
             if (i == 0)
@@ -290,14 +302,16 @@ matrix_random(uint64_t *state, enum ns_dtype dtype, uint32_t n, uint32_t k,
             memcpy(data + 1 + i * each, &half, each);
         }
     }
-    return (struct ns_matrix){ .data = data + 1, .dtype = dtype, .n = n,
-                               .k = k, .count = count };
+    return (struct ns_matrix){ .data = data + 1, .scale = scale,
+                               .dtype = dtype, .n = n, .k = k,
+                               .count = count };
 }
 
 UNUSED static void
 matrix_free(struct ns_matrix m)
 {
     free((unsigned char *)(uintptr_t)m.data - 1);
+    free((float *)(uintptr_t)m.scale);
 }
 
 /* Element [n][k] of matrix `i` of the count. */
@@ -315,6 +329,8 @@ matrix_at(const struct ns_matrix *m, uint32_t i, uint32_t n, uint32_t k)
         memcpy(&value, at, sizeof(value));
         return value;
     }
+    if (m->dtype == NS_E4M3)
+        return ns_e4m3_value(*at) * m->scale[(size_t)i * m->n + n];
     memcpy(&half, at, sizeof(half));
     if (m->dtype == NS_BF16) {
         bits = (uint32_t)half << 16;

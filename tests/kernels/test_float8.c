@@ -1,13 +1,7 @@
-/* E4M3 by its definition: every code, every midpoint, and rows. */
-#include <setjmp.h>
-#include <stdarg.h>
+/* E4M3 by its definition: every code, every midpoint, rows, and products. */
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
 
-#include "kernels/float8.h"
+#include "tests/kernels/lab.h"
 
 /* The definition, in doubles. */
 static double
@@ -99,7 +93,7 @@ no_value_lies_nearer_to_another_code(void **state)
 static void
 a_row_has_its_largest_at_448_and_all_else_within_half_a_step(void **state)
 {
-    float row[67];
+    float row[67], rounded[67];
     uint8_t code[67];
 
     (void)state;
@@ -110,6 +104,7 @@ a_row_has_its_largest_at_448_and_all_else_within_half_a_step(void **state)
         for (int i = 0; i < 67; i++)
             row[i] = ldexpf(sinf((float)(i * i)), power);
         scale = ns_e4m3_row(code, row, 67);
+        ns_e4m3_round_row(rounded, row, 67);
         assert_true(scale >= 0x1p-126f && isfinite(scale));
         for (int i = 0; i < 67; i++) {
             double size = fabs((double)row[i]) / (double)scale;
@@ -119,6 +114,7 @@ a_row_has_its_largest_at_448_and_all_else_within_half_a_step(void **state)
             double most = fmax(size / 16, 0x1p-10) * (1 + 1e-6);
 
             assert_true(fabs(back - (double)row[i] / (double)scale) <= most);
+            assert_true(rounded[i] == (float)back * scale);
             met |= (code[i] & 0x7f) == 0x7e;
         }
         if (power > -110)
@@ -147,6 +143,203 @@ rows_without_a_scale_are_told(void **state)
         }
 }
 
+/* ---- products ------------------------------------------------------------ */
+
+/* The backends whose products take rows in E4M3. */
+static void
+on_every_fp8(void (*check)(struct lab *lab))
+{
+    static const char *const isas[] = { "ref", "avx2", "avx512" };
+    int n = 0;
+
+    for (size_t i = 0; i < LENGTH(isas); i++) {
+        struct ns_backend_options options = { .isa = isas[i], .n_threads = 3,
+                                              .arithmetic = "fp8" };
+        struct lab lab = { .isa = isas[i], .ref = i == 0 };
+        struct ns_error err;
+
+        if (ns_backend_open(&options, &lab.be, &err) != NS_OK)
+            continue;
+        lab.ops = lab.be->ops;
+        assert_string_equal(lab.be->arithmetic, i == 0 ? "fp8-ref" : "fp8");
+        assert_int_equal(lab.ops->reserve(lab.be, &lab_sizes, &err), NS_OK);
+        check(&lab);
+        lab_close(&lab);
+        n++;
+    }
+    assert_true(n >= 1); /* ref is everywhere */
+}
+
+/* sum over the codes, times both scales: what a GPU computes. */
+static double
+product_of_codes(const float *x, const struct ns_matrix *m, uint32_t i,
+                 uint32_t n)
+{
+    const uint8_t *codes = (const uint8_t *)m->data +
+                           ((size_t)i * m->n + n) * m->k;
+    uint8_t *mine = malloc(m->k);
+    double sum = 0;
+    float scale;
+
+    assert_non_null(mine);
+    scale = ns_e4m3_row(mine, x, m->k);
+    for (uint32_t k = 0; k < m->k; k++)
+        sum += (double)ns_e4m3_value(mine[k]) *
+               (double)ns_e4m3_value(codes[k]);
+    free(mine);
+    return sum * (double)scale * (double)m->scale[(size_t)i * m->n + n];
+}
+
+static void
+products_of_codes(struct lab *lab)
+{
+    enum { ROWS = 37, N = 70, K = 131 };
+    size_t mark = lab->n_pieces;
+    uint64_t seed = 11;
+    struct ns_matrix m = matrix_random(&seed, NS_E4M3, 2 * N, K, 1);
+    struct ns_matrix plain = matrix_random(&seed, NS_BF16, N, K, 1);
+    struct ns_weight linear = lab_pack(lab, NS_PACK_LINEAR, &m, 1);
+    struct ns_weight gated = lab_pack(lab, NS_PACK_GATED, &m, 1);
+    struct ns_weight other = lab_pack(lab, NS_PACK_LINEAR, &plain, 1);
+    struct ns_rows x = lab_rows(lab, ROWS, K);
+    struct ns_rows y = lab_rows(lab, ROWS, 2 * N);
+    struct ns_rows z = lab_rows(lab, ROWS, N);
+    struct ns_rows p = lab_rows(lab, ROWS, N);
+    double bound;
+
+    fill(x, &seed, 3);
+    for (uint32_t k = 0; k < K; k++)
+        row(x, 5)[k] = 0; /* a row without a scale of its own */
+    lab->ops->linear(lab->be, y, x, &linear);
+    lab->ops->gated(lab->be, z, x, &gated);
+    lab->ops->linear(lab->be, p, x, &other);
+    lab_sync(lab);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        for (uint32_t j = 0; j < 2 * N; j++)
+            assert_near(lab, "linear", (double)row(y, i)[j],
+                        product_of_codes(row(x, i), &m, 0, j), 2e-4);
+        for (uint32_t j = 0; j < N; j++) {
+            double gate = product_of_codes(row(x, i), &m, 0, j);
+            double up = product_of_codes(row(x, i), &m, 0, N + j);
+            double want = naive_dot(lab, row(x, i), &plain, 0, j, &bound);
+
+            assert_near(lab, "gated", (double)row(z, i)[j],
+                        naive_gelu(gate) * up, 2e-3);
+            /* Weights that were not codes take rows as they are. */
+            assert_near(lab, "bf16", (double)row(p, i)[j], want, bound);
+        }
+    }
+    lab->ops->drop(lab->be, &linear);
+    lab->ops->drop(lab->be, &gated);
+    lab->ops->drop(lab->be, &other);
+    lab_release_to(lab, mark);
+    matrix_free(m);
+    matrix_free(plain);
+}
+
+static void
+in_fp8_a_product_is_that_of_codes_times_both_scales(void **state)
+{
+    (void)state;
+    on_every_fp8(products_of_codes);
+}
+
+/* Experts that lie apart, against the same by plain products. */
+static void
+experts_of_codes(struct lab *lab)
+{
+    enum { ROWS = 9, X = 4, M = 35, H = 66, TOP = 2 };
+    size_t mark = lab->n_pieces;
+    uint64_t seed = 12;
+    struct ns_matrix gate = matrix_random(&seed, NS_E4M3, M, H, X);
+    struct ns_matrix up = matrix_random(&seed, NS_E4M3, M, H, X);
+    struct ns_matrix down = matrix_random(&seed, NS_E4M3, H, M, X);
+    struct ns_matrix apart[3] = { gate, up, down };
+    const void *part[3][X];
+    struct ns_weight gate_up, w;
+    struct ns_rows x = lab_rows(lab, ROWS, H), y = lab_rows(lab, ROWS, H);
+    int32_t *index = lab_take(lab, sizeof(int32_t) * ROWS * TOP);
+    float *weight = lab_take(lab, sizeof(float) * ROWS * TOP), inner[M];
+
+    for (uint32_t s = 0; s < 3; s++) {
+        for (uint32_t i = 0; i < X; i++)
+            part[s][i] = (const uint8_t *)apart[s].data +
+                         (size_t)i * apart[s].n * apart[s].k;
+        apart[s].parts = part[s];
+        apart[s].data = NULL;
+    }
+    gate_up = lab_pack(lab, NS_PACK_GATED, apart, 2);
+    w = lab_pack(lab, NS_PACK_LINEAR, apart + 2, 1);
+    assert_true(gate_up.count == X && gate_up.n == M && gate_up.e4m3);
+    fill(x, &seed, 2);
+    for (uint32_t i = 0; i < ROWS * TOP; i++) {
+        index[i] = (int32_t)((i / TOP + i % TOP * (1 + i / 5)) % X);
+        if (i % TOP == 1 && index[i] == index[i - 1])
+            index[i] = (index[i] + 1) % X;
+        weight[i] = 0.25f + (float)(i % 3) / 4;
+    }
+    lab->ops->experts(lab->be, y, x, index, weight, TOP, &gate_up, &w);
+    lab_sync(lab);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        double want[H] = { 0 };
+
+        for (uint32_t slot = 0; slot < TOP; slot++) {
+            uint32_t e = (uint32_t)index[i * TOP + slot];
+
+            for (uint32_t j = 0; j < M; j++)
+                inner[j] = (float)(naive_gelu(product_of_codes(
+                                       row(x, i), &gate, e, j)) *
+                                   product_of_codes(row(x, i), &up, e, j));
+            for (uint32_t j = 0; j < H; j++)
+                want[j] += (double)weight[i * TOP + slot] *
+                           product_of_codes(inner, &down, e, j);
+        }
+        /* A code may round the other way where the inner value differs by a
+         * bit: one step of 1/16 of one of M terms. */
+        for (uint32_t j = 0; j < H; j++)
+            assert_near(lab, "experts", (double)row(y, i)[j], want[j], 0.05);
+    }
+    lab->ops->drop(lab->be, &gate_up);
+    lab->ops->drop(lab->be, &w);
+    lab_release_to(lab, mark);
+    matrix_free(gate);
+    matrix_free(up);
+    matrix_free(down);
+}
+
+static void
+experts_that_lie_apart_are_one_weight(void **state)
+{
+    (void)state;
+    on_every_fp8(experts_of_codes);
+}
+
+static void
+codes_go_with_scales_and_into_no_table(void **state)
+{
+    uint64_t seed = 13;
+    struct ns_matrix m = matrix_random(&seed, NS_E4M3, 4, 4, 1), bare = m;
+    struct ns_matrix scaled = matrix_random(&seed, NS_F32, 4, 4, 1);
+    struct ns_weight w;
+    struct ns_error err;
+    struct lab lab;
+
+    (void)state;
+    assert_true(lab_open(&lab, "ref", 1));
+    bare.scale = NULL;
+    assert_int_equal(lab.ops->pack(lab.be, NS_PACK_LINEAR, &bare, 1, &w, &err),
+                     NS_REJECT);
+    scaled.scale = m.scale;
+    assert_int_equal(lab.ops->pack(lab.be, NS_PACK_LINEAR, &scaled, 1, &w,
+                                   &err), NS_REJECT);
+    assert_int_equal(lab.ops->pack(lab.be, NS_PACK_TABLE, &m, 1, &w, &err),
+                     NS_REJECT);
+    scaled.scale = NULL;
+    matrix_free(m);
+    matrix_free(scaled);
+    lab_close(&lab);
+}
+
 int
 main(void)
 {
@@ -157,6 +350,9 @@ main(void)
         cmocka_unit_test(no_value_lies_nearer_to_another_code),
         cmocka_unit_test(a_row_has_its_largest_at_448_and_all_else_within_half_a_step),
         cmocka_unit_test(rows_without_a_scale_are_told),
+        cmocka_unit_test(in_fp8_a_product_is_that_of_codes_times_both_scales),
+        cmocka_unit_test(experts_that_lie_apart_are_one_weight),
+        cmocka_unit_test(codes_go_with_scales_and_into_no_table),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,7 +3,8 @@
 
 #include "kernels/cpu/machine.h"
 
-static const enum ns_dtype dtypes[] = { NS_F32, NS_BF16, NS_F16 };
+static const enum ns_dtype dtypes[] = { NS_F32, NS_BF16, NS_F16,
+                                        NS_E4M3 };
 
 static void
 check_linear(struct lab *lab, uint64_t *seed, enum ns_dtype dtype,

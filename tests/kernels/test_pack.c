@@ -174,6 +174,9 @@ a_table_holds_its_rows_and_its_panels(void **state)
     lab_close(&lab);
 }
 
+#define M(type, n_, k_, count_)                                               \
+    { .dtype = type, .n = n_, .k = k_, .count = count_ }
+
 static void
 sources_that_do_not_fit_together_are_refused(void **state)
 {
@@ -184,30 +187,30 @@ sources_that_do_not_fit_together_are_refused(void **state)
         const char *says;
     } bad[] = {
         { NS_PACK_LINEAR, 0, { { 0 } }, "nothing to pack" },
-        { NS_PACK_LINEAR, 1, { { NULL, NS_F32, 0, 4, 1 } }, "empty" },
-        { NS_PACK_LINEAR, 1, { { NULL, NS_F32, 4, 4, 0 } }, "empty" },
+        { NS_PACK_LINEAR, 1, { M(NS_F32, 0, 4, 1) }, "empty" },
+        { NS_PACK_LINEAR, 1, { M(NS_F32, 4, 4, 0) }, "empty" },
         { NS_PACK_LINEAR, 2,
-          { { NULL, NS_F32, 4, 4, 1 }, { NULL, NS_BF16, 4, 4, 1 } },
+          { M(NS_F32, 4, 4, 1), M(NS_BF16, 4, 4, 1) },
           "differ in type" },
         { NS_PACK_LINEAR, 2,
-          { { NULL, NS_F32, 4, 4, 1 }, { NULL, NS_F32, 4, 5, 1 } },
+          { M(NS_F32, 4, 4, 1), M(NS_F32, 4, 5, 1) },
           "differ" },
         { NS_PACK_LINEAR, 2,
-          { { NULL, NS_F32, 4, 4, 1 }, { NULL, NS_F32, 4, 4, 2 } },
+          { M(NS_F32, 4, 4, 1), M(NS_F32, 4, 4, 2) },
           "differ" },
-        { NS_PACK_GATED, 1, { { NULL, NS_F32, 7, 4, 1 } }, "gate and up" },
+        { NS_PACK_GATED, 1, { M(NS_F32, 7, 4, 1) }, "gate and up" },
         { NS_PACK_GATED, 2,
-          { { NULL, NS_F32, 4, 4, 1 }, { NULL, NS_F32, 6, 4, 1 } },
+          { M(NS_F32, 4, 4, 1), M(NS_F32, 6, 4, 1) },
           "gate and up" },
         { NS_PACK_GATED, 3,
-          { { NULL, NS_F32, 4, 4, 1 }, { NULL, NS_F32, 4, 4, 1 },
-            { NULL, NS_F32, 4, 4, 1 } },
+          { M(NS_F32, 4, 4, 1), M(NS_F32, 4, 4, 1),
+            M(NS_F32, 4, 4, 1) },
           "gate and up" },
-        { NS_PACK_TABLE, 1, { { NULL, NS_F32, 4, 4, 2 } }, "a table is one" },
+        { NS_PACK_TABLE, 1, { M(NS_F32, 4, 4, 2) }, "a table is one" },
         { NS_PACK_LINEAR, 1,
-          { { NULL, NS_F32, 0x7fffffff, 0x7fffffff, 0xffffffff } },
+          { M(NS_F32, 0x7fffffff, 0x7fffffff, 0xffffffff) },
           "too large" },
-        { NS_PACK_LINEAR, 1, { { NULL, NS_F32, 0x80000000, 4, 1 } },
+        { NS_PACK_LINEAR, 1, { M(NS_F32, 0x80000000, 4, 1) },
           "too large" },
     };
     struct lab lab;

@@ -2,6 +2,7 @@
  *
  *     make_checkpoint demo DIR        small, canvas 64, bf16, with the tiny
  *                                     tokenizer: for `make demo` and trials
+ *     make_checkpoint fp8 DIR         the same in FP8
  *     make_checkpoint released DIR    the widths of 26B-A4B, two layers, the
  *                                     experts' data holes in the files
  *
@@ -21,10 +22,13 @@ main(int argc, char **argv)
 
     if (argc == 3 && strcmp(argv[1], "demo") == 0) {
         recipe = tiny_demo_recipe();
+    } else if (argc == 3 && strcmp(argv[1], "fp8") == 0) {
+        recipe = tiny_demo_recipe();
+        recipe.fp8 = true;
     } else if (argc == 3 && strcmp(argv[1], "released") == 0) {
         recipe = tiny_released_recipe();
     } else {
-        fprintf(stderr, "usage: make_checkpoint demo|released DIR\n");
+        fprintf(stderr, "usage: make_checkpoint demo|fp8|released DIR\n");
         return 64;
     }
     if (mkdir(argv[2], 0755) == -1 && errno != EEXIST) {
@@ -33,7 +37,7 @@ main(int argc, char **argv)
         return 1;
     }
     tiny_write(&recipe, argv[2]);
-    if (strcmp(argv[1], "demo") == 0)
+    if (strcmp(argv[1], "released") != 0)
         tiny_add_tokenizer(argv[2]);
     return 0;
 }
