@@ -122,6 +122,7 @@ struct ns_job {
     const char *draft; /* a text to start from; NULL: none */
     size_t draft_length;
     int32_t priority; /* -100..100, higher first */
+    const char *replay_of;  /* id of the job that this one is again; or NULL */
     bool has_deadline;
     int64_t deadline_ms;    /* Unix time */
     uint32_t n_images;      /* image_url parts of the messages */

@@ -719,6 +719,22 @@ take_tenant(struct ns_parse *p, const json_t *value, const char *path)
     return ns_job_take_name(p, value, path, &p->job->tenant);
 }
 
+/* As `nightshift dlq replay` writes it: for whoever reads the result. */
+static enum ns_status
+take_replay_of(struct ns_parse *p, const json_t *value, const char *path)
+{
+    enum { JOB_ID_BYTES = NS_JOB_BATCH_BYTES + 1 + NS_JOB_ID_BYTES };
+    const char *why = "a text is needed";
+
+    if (json_is_string(value))
+        why = ns_job_bad_name(json_string_value(value),
+                              json_string_length(value), JOB_ID_BYTES);
+    if (why)
+        return ns_refuse(p->err, "bad_param", path, "%s: %s", path, why);
+    p->job->replay_of = json_string_value(value);
+    return NS_OK;
+}
+
 static enum ns_status
 take_priority(struct ns_parse *p, const json_t *value, const char *path)
 {
@@ -994,6 +1010,7 @@ static const struct field nightshift_fields[] = {
     { "batch", take_batch },
     { "tenant", take_tenant },
     { "priority", take_priority },
+    { "replay_of", take_replay_of },
     { "deadline", take_deadline },
     { "thinking_budget", take_budget },
     { "canvas_length", take_canvas },

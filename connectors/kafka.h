@@ -90,6 +90,16 @@ ns_kafka_source_state(const struct ns_kafka_source *kafka);
  * do not answer are not waited for. The source is gone then. Takes NULL. */
 void ns_kafka_source_close(struct ns_kafka_source *kafka);
 
+/* Takes the group's stored positions back to where the topics were at a time,
+ * where they are behind it; what was not read yet stays so. `visit`, which may
+ * be NULL, is told of each partition before. NS_RETRY: brokers are away, or
+ * members of the group are there. NS_REJECT: settings, or a pattern of topics. */
+typedef void (*ns_kafka_rewound)(void *context, const char *topic,
+                                 int32_t partition, int64_t from, int64_t to);
+enum ns_status ns_kafka_rewind(const struct ns_kafka_options *options,
+                               int64_t since_ms, ns_kafka_rewound visit,
+                               void *context, struct ns_error *err);
+
 /* --- producer: idempotent ---------------------------------------------- */
 
 struct ns_kafka_producer;

@@ -89,11 +89,4 @@ enum ns_status ns_postgres_purge(const struct ns_postgres_options *options,
                                  struct ns_postgres_purged *out,
                                  struct ns_error *err);
 
-/* Says how many jobs the batch has, before or after they come; its end is told
- * by it. For `nightshift submit`, as a member of nightshift_submit. */
-enum ns_status
-ns_postgres_expect_batch(const struct ns_postgres_options *options,
-                         const char *batch, uint64_t n_jobs,
-                         struct ns_error *err);
-
 #endif

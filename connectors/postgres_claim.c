@@ -45,7 +45,9 @@ static const char claim_sql[] =
     "  AND ((j.state = 'retry'"
     "        AND coalesce(j.not_before, '-infinity') <= clock_timestamp())"
     "   OR (j.state = 'running' AND j.lease_until < clock_timestamp())))) "
-    "RETURNING job_id, fence, attempt, stalls, mode, seed";
+    "RETURNING job_id, fence, attempt, stalls, mode, seed,"
+    " (SELECT b.cancel_requested FROM nightshift.batch b"
+    "  WHERE b.batch = j.batch)";
 
 /* Why a claim was not had. A hash of zeros is that of a job which was
  * cancelled before it was seen: it fits any body. */
@@ -162,6 +164,7 @@ read_claims(struct ns_pg_store *pg, const PGresult *answer,
         (void)ns_job_mode_from(ns_pg_text(answer, row, 4),
                                &claim->stored_mode);
         claim->stored_seed = (uint64_t)ns_pg_int(answer, row, 5);
+        claim->cancel = ns_pg_bool(answer, row, 6);
         if (claim->fence > pg->known_fence)
             pg->known_fence = claim->fence;
     }
@@ -474,7 +477,7 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
         claims[i].tokens = NULL;
         claims[i].block_tokens = NULL;
         claims[i].n_tokens = claims[i].n_blocks = 0;
-        claims[i].resumed_across = false;
+        claims[i].resumed_across = claims[i].cancel = false;
         if (is_second(claims, i))
             set_wait(&claims[i], 1000);
         else

@@ -9,11 +9,11 @@
 static const char finish_sql[] =
     "WITH x AS (SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
     "  $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,"
-    "  $25, $26, $27) AS x (id, fence, status, content, reasoning, tool_calls,"
+    "  $25, $26, $27, $28) AS x (id, fence, status, content, reasoning, tool_calls,"
     "  response, finish_reason, code, param, message, mode, seed, blocks,"
     "  passes, steps, prompt_tokens, cached_tokens, completion_tokens,"
     "  reasoning_tokens, queued_ms, run_ms, model_rev, engine_rev, warnings,"
-    "  sanitised, trace)),"
+    "  sanitised, trace, replay_of)),"
     "l AS (SELECT j.job_id FROM nightshift.job j JOIN x ON j.job_id = x.id"
     "   AND j.fence = x.fence WHERE j.state = 'running'"
     "  ORDER BY j.job_id FOR NO KEY UPDATE OF j),"
@@ -29,16 +29,17 @@ static const char finish_sql[] =
     "   finish_reason, error_code, error_param, error_message, mode, seed,"
     "   blocks, passes, denoise_steps, prompt_tokens, cached_tokens,"
     "   completion_tokens, reasoning_tokens, queued_ms, run_ms, input_sha256,"
-    "   model_rev, engine_rev, warnings, sanitised, trace_parent)"
+    "   model_rev, engine_rev, warnings, sanitised, trace_parent,"
+    "   replay_of)"
     "  SELECT f.job_id, f.batch, f.custom_id, f.tenant, x.fence, x.status,"
     "   x.content, x.reasoning, x.tool_calls, x.response, x.finish_reason,"
     "   x.code, x.param, x.message, x.mode, x.seed, x.blocks, x.passes,"
     "   x.steps, x.prompt_tokens, x.cached_tokens, x.completion_tokens,"
     "   x.reasoning_tokens, x.queued_ms, x.run_ms, f.body_sha256,"
     "   x.model_rev, x.engine_rev, x.warnings::jsonb, x.sanitised,"
-    "   x.trace FROM f JOIN x ON x.id = f.job_id"
+    "   x.trace, x.replay_of FROM f JOIN x ON x.id = f.job_id"
     "  RETURNING job_id, batch, status, completion_tokens AS tokens),"
-    NS_PG_COUNT_BATCHES NS_PG_REPORT("$28");
+    NS_PG_COUNT_BATCHES NS_PG_REPORT("$29");
 
 static const char resolve_sql[] =
     "SELECT x.i FROM nightshift.result r"
@@ -121,6 +122,7 @@ add_result(struct ns_pg_columns *columns, const struct ns_finished *end,
     ns_pg_add_warnings(&array[24], end->job);
     ns_pg_add_int(&array[25], sanitised);
     ns_pg_add_c_text(&array[26], end->job->trace_parent);
+    ns_pg_add_c_text(&array[27], end->job->replay_of);
 }
 
 /* The line; of a result too large to be said, one that says so. */
@@ -163,7 +165,7 @@ fill_finish(struct ns_pg_columns *columns, const struct ns_finished *ends,
     struct ns_buf line;
     size_t bytes = 0;
 
-    ns_pg_columns_init(columns, "t8tttt" "bttttt8" "iiiiiii88" "tttit");
+    ns_pg_columns_init(columns, "t8tttt" "bttttt8" "iiiiiii88" "tttitt");
     ns_buf_init(&line, NS_PG_LINE_BYTES);
     *taken = 0;
     while (*taken < n && (*taken == 0 || bytes < NS_PG_CHUNK_BYTES) &&

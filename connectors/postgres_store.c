@@ -57,7 +57,9 @@ static const char heartbeat_sql[] =
     "UPDATE nightshift.job j SET"
     " lease_until = clock_timestamp() + $3 * interval '1 ms' "
     "FROM l WHERE j.job_id = l.job_id "
-    "RETURNING l.i, j.cancel_requested";
+    "RETURNING l.i, j.cancel_requested OR coalesce((SELECT"
+    " b.cancel_requested FROM nightshift.batch b WHERE b.batch = j.batch),"
+    " false)";
 
 static enum ns_status
 postgres_heartbeat(struct ns_store *store, struct ns_heartbeat *beats,

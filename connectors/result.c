@@ -308,6 +308,10 @@ put_nightshift(struct ns_buf *out, const struct ns_job *job,
         ns_buf_text(out, ",\"detail\":");
         put_string(out, result->detail, result->detail_length);
     }
+    if (job->replay_of) {
+        ns_buf_text(out, ",\"replay_of\":");
+        put_text(out, job->replay_of);
+    }
     ns_buf_text(out, ",\"warnings\":[");
     for (size_t i = 0; i < job->n_warnings; i++) {
         ns_buf_text(out, i ? "," : "");

@@ -6,7 +6,6 @@ ALTER TABLE nightshift.document
     ADD media_type text NOT NULL DEFAULT 'text/plain'
         CHECK (octet_length(media_type) BETWEEN 3 AND 100);
 
-ALTER TABLE nightshift.job ADD replay_of text;
 ALTER TABLE nightshift.result ADD replay_of text;
 
 -- In the order in which `nightshift results` reads it.

@@ -392,26 +392,25 @@ open_run(struct ns_spool *spool, struct ns_error *err)
     return status;
 }
 
-/* The name without its endings, and without the ~2 of a second one. */
-static void
-put_batch(struct ns_spool_file *file, const unsigned char *sha256)
+/* Without the ~2 of a second one. */
+void
+ns_spool_batch(const char *file, const unsigned char sha256[NS_SHA256_BYTES],
+               char out[NS_JOB_BATCH_BYTES + 1])
 {
     enum { NAME_BYTES = 40 }; /* leaves the ids room */
-    size_t n = strcspn(file->name, "."), digits;
+    size_t n = strcspn(file, "."), digits;
     char name[NAME_BYTES + 1];
 
     for (digits = 0; digits < n; digits++)
-        if (!strchr("0123456789", file->name[n - 1 - digits]))
+        if (!strchr("0123456789", file[n - 1 - digits]))
             break;
-    if (digits > 0 && digits < n && file->name[n - 1 - digits] == '~')
+    if (digits > 0 && digits < n && file[n - 1 - digits] == '~')
         n -= digits + 1;
     n = n < NAME_BYTES ? n : NAME_BYTES;
     for (size_t i = 0; i < n; i++)
-        name[i] = file->name[i] > ' ' && file->name[i] < 0x7f
-                      ? file->name[i]
-                      : '_';
+        name[i] = file[i] > ' ' && file[i] < 0x7f ? file[i] : '_';
     name[n] = '\0';
-    snprintf(file->batch, sizeof(file->batch),
+    snprintf(out, NS_JOB_BATCH_BYTES + 1,
              "%s-%02x%02x%02x%02x%02x%02x", name, sha256[0], sha256[1],
              sha256[2], sha256[3], sha256[4], sha256[5]);
 }
@@ -436,7 +435,7 @@ name_batch(struct ns_spool *spool, struct ns_spool_file *file,
         return io_failed(err, "read", file->name);
     if (!good)
         return no_memory(err);
-    put_batch(file, sha256);
+    ns_spool_batch(file->name, sha256, file->batch);
     return NS_OK;
 }
 

@@ -42,6 +42,12 @@
 #include "connectors/source.h"
 #include "connectors/store.h"
 
+/* The batch of a file whose answers go to a database: its name without its
+ * endings, and a part of its hash. At most 100 bytes. */
+void ns_spool_batch(const char *name,
+                    const unsigned char sha256[NS_SHA256_BYTES],
+                    char out[NS_JOB_BATCH_BYTES + 1]);
+
 struct ns_spool_options {
     /* What resumed work is judged by; copied. */
     const char *model_rev, *engine_rev;

@@ -68,6 +68,7 @@ struct ns_claim {
     const uint32_t *block_tokens; /* [n_blocks] how many in each */
     uint32_t n_tokens, n_blocks;
     bool resumed_across;   /* some block came from another engine_rev */
+    bool cancel;           /* RUN: all of its batch is to be cancelled */
     int64_t wait_ms;       /* WAIT */
     struct ns_error error; /* CONFLICT */
 };

@@ -14,6 +14,14 @@ int ns_command_inspect(int argc, char **argv);
 int ns_command_tokenize(int argc, char **argv);
 int ns_command_show(int argc, char **argv);
 int ns_command_submit(int argc, char **argv);
+int ns_command_status(int argc, char **argv);
+int ns_command_watch(int argc, char **argv);
+int ns_command_results(int argc, char **argv);
+int ns_command_cancel(int argc, char **argv);
+int ns_command_pause(int argc, char **argv);
+int ns_command_resume(int argc, char **argv);
+int ns_command_dlq(int argc, char **argv);
+int ns_command_replay(int argc, char **argv);
 int ns_command_db(int argc, char **argv);
 
 /* "nightshift: TEXT" on standard error; returns `status`. */

@@ -1,6 +1,6 @@
-/* nightshift submit: the jobs of a file into a topic.
+/* nightshift submit: the jobs of a file into a topic, or the file into a spool.
  *
- * Each line goes as it stands, keyed by its job's id, with the batch in a
+ * To a topic each line goes as it stands, keyed by its job's id, with the batch in a
  * header: the bytes, and with them the input's hash, are those of the file. A
  * batch is named after its file and what is in it, so submitting a file again
  * sends jobs that are known by then, and changes nothing.
@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <openssl/evp.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@
 #include <unistd.h>
 
 #include "connectors/lines.h"
-#include "connectors/postgres.h"
+#include "connectors/operator.h"
+#include "connectors/spool.h"
 #include "daemon/arguments.h"
 #include "daemon/ends.h"
 #include "daemon/setup.h"
@@ -26,7 +28,9 @@
 static const char about[] =
     "Sends the jobs of a file (.jsonl, .jsonl.lz4) to a Kafka topic, as one\n"
     "batch. All are checked first; with a bad one among them none is sent.\n"
-    "Prints the batch's name. Sending a file again changes nothing.\n";
+    "Prints the batch's name. Sending a file again changes nothing.\n"
+    "\n"
+    "With --spool (or intake.spool and no topics) the file goes there, whole.\n";
 
 enum {
     NAME_BYTES = NS_JOB_BATCH_BYTES - 13, /* of the file's, in the batch's */
@@ -40,11 +44,14 @@ struct submit {
     struct ns_options *options;
     const char *input, *topic, *batch;
     bool send_bad;
+    const char *spool; /* NULL: to a topic */
 
     char topic_text[256], batch_text[NS_JOB_BATCH_BYTES + 1];
     struct ns_kafka_setting *settings;
     struct ns_kafka_producer *producer;
+    unsigned char sha256[EVP_MAX_MD_SIZE]; /* of the file */
     uint64_t n_jobs, n_bad;
+    uint64_t n_expected; /* of them in this batch: a job may name another */
 };
 
 static int
@@ -55,6 +62,8 @@ read_arguments(struct submit *s, int argc, char **argv)
           .text = &s->topic },
         { "batch", 'b', "NAME", "default: the file's name and a part of its "
           "hash", .text = &s->batch },
+        { "spool", 0, "DIR", "into in/ of this spool instead of a topic",
+          .key = "intake.spool" },
         { "send-bad", 0, NULL, "send bad lines too: each becomes a dead "
           "letter", .flag = &s->send_bad },
         { 0 },
@@ -71,6 +80,14 @@ read_arguments(struct submit *s, int argc, char **argv)
     return status;
 }
 
+static bool
+ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
 /* Where to, and which brokers. */
 static enum ns_status
 settle(struct submit *s, struct ns_error *err)
@@ -79,6 +96,17 @@ settle(struct submit *s, struct ns_error *err)
     struct ns_kafka_options kafka;
     size_t n = topics ? strcspn(topics, ", \t") : 0;
 
+    if (!s->topic && !topics && s->options->intake.spool) {
+        s->spool = s->options->intake.spool;
+        if (s->batch)
+            return ns_fail(err, NS_REJECT, "--batch: in a spool the file is "
+                           "the batch");
+        if (!ends_with(s->input, ".jsonl") && !ends_with(s->input,
+                                                         ".jsonl.lz4"))
+            return ns_fail(err, NS_REJECT, "%.200s: a spool takes .jsonl and "
+                           ".jsonl.lz4", s->input);
+        return NS_OK;
+    }
     if (!s->topic) {
         if (n == 0 || *topics == '^' || n >= sizeof(s->topic_text))
             return ns_fail(err, NS_REJECT, "no topic to send to: give --topic, "
@@ -100,7 +128,7 @@ name_batch(struct submit *s, int fd, struct ns_error *err)
 {
     const char *slash = strrchr(s->input, '/');
     const char *name = slash ? slash + 1 : s->input;
-    unsigned char hash[EVP_MAX_MD_SIZE], chunk[65536];
+    unsigned char *hash = s->sha256, chunk[65536];
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     bool ok = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1;
     ssize_t n;
@@ -115,7 +143,10 @@ name_batch(struct submit *s, int fd, struct ns_error *err)
     if (!ok || lseek(fd, 0, SEEK_SET) == -1)
         return ns_fail_errno(err, NS_REJECT, "read %.200s (a file is needed)",
                              s->input);
-    if (!s->batch) {
+    if (s->spool) {
+        ns_spool_batch(name, hash, s->batch_text);
+        s->batch = s->batch_text;
+    } else if (!s->batch) {
         snprintf(s->batch_text, sizeof(s->batch_text),
                  "%.*s-%02x%02x%02x%02x%02x%02x", NAME_BYTES, name, hash[0],
                  hash[1], hash[2], hash[3], hash[4], hash[5]);
@@ -130,6 +161,7 @@ parse_line(struct submit *s, const struct ns_line *line, struct ns_job **job,
 {
     struct ns_job_options options = {
         .max_bytes = s->options->limits.message_bytes,
+        .id_from_position = s->spool != NULL,
         .images = true, /* the daemon knows whether its model sees, */
         .documents = true, /* and has the database */
         .now_ms = ns_unix_now_ms(),
@@ -137,10 +169,10 @@ parse_line(struct submit *s, const struct ns_line *line, struct ns_job **job,
     struct ns_message message = {
         .kind = NS_MESSAGE_JOB,
         .position = { .offset = line->number },
-        .origin = s->input,
+        .origin = s->spool ? s->batch : s->input, /* as the daemon has it */
         .bytes = line->bytes,
         .length = line->length,
-        .batch = s->batch,
+        .batch = s->spool && !s->options->postgres.conninfo ? NULL : s->batch,
     };
 
     memcpy(message.sha256, line->sha256, sizeof(message.sha256));
@@ -162,6 +194,7 @@ check_line(struct submit *s, const struct ns_line *line, struct ns_error *err)
     if (status == NS_REJECT && s->n_bad++ < COMPLAINTS)
         fprintf(stderr, "%s:%" PRIu64 ": %s: %s\n", s->input, line->number,
                 err->code ? err->code : "invalid", err->text);
+    s->n_expected += job && (!job->batch || strcmp(job->batch, s->batch) == 0);
     ns_job_destroy(job);
     return status == NS_REJECT ? NS_OK : status;
 }
@@ -219,11 +252,17 @@ static enum ns_status
 expect(struct submit *s, struct ns_error *err)
 {
     struct ns_postgres_options postgres;
+    struct ns_operator *op = NULL;
+    enum ns_status status;
 
     if (!s->options->postgres.conninfo)
         return NS_OK;
     postgres = ns_ends_postgres(s->options);
-    return ns_postgres_expect_batch(&postgres, s->batch, s->n_jobs, err);
+    status = ns_operator_create(&postgres, &op, err);
+    if (status == NS_OK)
+        status = ns_operator_expect(op, s->batch, s->n_expected, NULL, err);
+    ns_operator_destroy(op);
+    return status;
 }
 
 static int
@@ -252,6 +291,58 @@ send_all(struct submit *s, int fd, struct ns_error *err)
                            " of %" PRIu64 " jobs were sent; to go on, submit "
                            "the file again)", err->text, sent.delivered,
                            s->n_jobs);
+}
+
+/* In, by the name it has, once it is there as a whole. */
+static enum ns_status
+copy_in(const struct submit *s, int fd, struct ns_error *err)
+{
+    const char *slash = strrchr(s->input, '/');
+    const char *name = slash ? slash + 1 : s->input;
+    char part[PATH_MAX], whole[PATH_MAX], chunk[65536];
+    enum ns_status status = NS_OK;
+    ssize_t n = 0;
+    int out;
+
+    snprintf(whole, sizeof(whole), "%s/in/%s", s->spool, name);
+    if ((size_t)snprintf(part, sizeof(part), "%s/in/.%s.%ld.part", s->spool,
+                         name, (long)getpid()) >= sizeof(part))
+        return ns_fail(err, NS_REJECT, "%.200s: the path is too long", name);
+    if (lseek(fd, 0, SEEK_SET) == -1)
+        return ns_fail_errno(err, NS_REJECT, "seek in %.200s", s->input);
+    out = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
+    if (out == -1)
+        return ns_fail_errno(err, NS_REJECT, "%s", part);
+    while (status == NS_OK && (n = read(fd, chunk, sizeof(chunk))) > 0)
+        for (ssize_t at = 0, m; at < n && status == NS_OK; at += m)
+            if ((m = write(out, chunk + at, (size_t)(n - at))) == -1)
+                status = ns_fail_errno(err, NS_RETRY, "write %s", part);
+    if (status == NS_OK && (n == -1 || fsync(out) == -1))
+        status = ns_fail_errno(err, NS_RETRY, "copy %.200s", s->input);
+    close(out);
+    /* A file of that name that still waits is not to be written over. */
+    if (status == NS_OK && linkat(AT_FDCWD, part, AT_FDCWD, whole, 0) == -1)
+        status = ns_fail_errno(err, NS_RETRY, "%s", whole);
+    unlink(part);
+    return status;
+}
+
+static int
+hand_in(struct submit *s, int fd, struct ns_error *err)
+{
+    enum ns_status status = expect(s, err);
+
+    if (status == NS_OK)
+        status = copy_in(s, fd, err);
+    if (status != NS_OK)
+        return ns_command_fail(ns_exit_of(err, NS_EXIT_CONFIG), "%s",
+                               err->text);
+    printf("%s\n", s->options->postgres.conninfo ? s->batch
+                   : strrchr(s->input, '/')      ? strrchr(s->input, '/') + 1
+                                                 : s->input);
+    fprintf(stderr, "%" PRIu64 " jobs handed in at %s\n", s->n_jobs,
+            s->spool);
+    return NS_EXIT_OK;
 }
 
 static int
@@ -285,7 +376,7 @@ submit(struct submit *s)
                                       " jobs are bad; none was sent", s->n_bad,
                                       s->n_jobs);
     else
-        exit_status = send_all(s, fd, &err);
+        exit_status = s->spool ? hand_in(s, fd, &err) : send_all(s, fd, &err);
     close(fd);
     return exit_status;
 }

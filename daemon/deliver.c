@@ -395,6 +395,7 @@ claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
             continue;
         }
         works[i]->claim = items[i];
+        atomic_store(&works[i]->cancel, items[i].cancel);
         claimed(deliver, works[i]);
     }
 }
