@@ -165,6 +165,8 @@ static const struct option options_table[] = {
       "tokens of an answer whose job names no limit" },
     { "limits.message", BYTES, AT(limits.message_bytes), "16M", KB, GB, NULL,
       0, "one job, expanded" },
+    { "limits.tenant_jobs", COUNT, AT(limits.tenant_jobs), "0", 0, 65536, NULL,
+      RELOAD, "jobs of one tenant begun at a time; 0: any number" },
 
     { "daemon.drain", DURATION, AT(daemon.drain_ms), "90s", 0, 24 * HOUR,
       NULL, RELOAD, "time to finish after SIGTERM" },

@@ -71,6 +71,7 @@ struct ns_options {
     struct {
         uint32_t default_max_tokens;
         uint64_t message_bytes; /* one job, expanded */
+        uint32_t tenant_jobs;   /* 0: any number */
     } limits;
     struct {
         uint64_t drain_ms, checkpoint_ms, pass_limit_ms, retry_ms;

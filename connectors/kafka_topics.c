@@ -127,6 +127,14 @@ tend(struct ns_store *store, struct ns_error *err)
     return inner->ops->tend(inner, err);
 }
 
+static bool
+may_claim(const struct ns_store *store, const char *tenant)
+{
+    const struct ns_store *inner = ((const struct topics *)store)->inner;
+
+    return !inner->ops->may_claim || inner->ops->may_claim(inner, tenant);
+}
+
 static int64_t
 heartbeat_ms(const struct ns_store *store)
 {
@@ -164,6 +172,7 @@ ns_kafka_topics_open(struct ns_store *inner, struct ns_kafka_producer *producer,
         .retry = retry,
         .close = topics_close,
         .heartbeat_ms = heartbeat_ms,
+        .may_claim = may_claim,
         .tend = tend,
     };
     struct topics *topics = calloc(1, sizeof(*topics));

@@ -26,6 +26,8 @@ struct ns_pg_store {
     char owner[96];
     int64_t lease_ms;
     uint64_t known_fence; /* the highest that an answer has named */
+    char **paused; /* owned: tenants, "" for all; sorted */
+    size_t n_paused;
     _Atomic uint64_t unrolled, sanitised, unstorable, resolved, batches_ended;
 };
 

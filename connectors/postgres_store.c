@@ -199,6 +199,68 @@ postgres_retry(struct ns_store *store, struct ns_give_back *backs, size_t n,
     return status;
 }
 
+/* ---- what operators ask ----------------------------------------------- */
+
+static void
+forget_paused(char **paused, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        free(paused[i]);
+    free(paused);
+}
+
+static int
+by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static const char paused_sql[] =
+    "SELECT tenant FROM nightshift.control WHERE paused";
+
+/* Also what tells whether the server is there at all. */
+static enum ns_status
+postgres_tend(struct ns_store *store, struct ns_error *err)
+{
+    struct ns_pg_store *pg = ns_pg_of_store(store);
+    struct ns_pg_call call = { .sql = paused_sql };
+    enum ns_status status = ns_pg_ask(&pg->link, &call, err);
+    size_t n = status == NS_OK ? (size_t)PQntuples(call.result) : 0, kept = 0;
+    char **paused = n ? calloc(n, sizeof(*paused)) : NULL;
+
+    for (; paused && kept < n; kept++) {
+        char *tenant = strdup(ns_pg_text(call.result, (int)kept, 0));
+
+        if (!tenant)
+            break;
+        paused[kept] = tenant;
+    }
+    if (status == NS_OK && kept < n)
+        status = ns_pg_no_memory(err);
+    ns_pg_call_fini(&call);
+    if (status != NS_OK) {
+        forget_paused(paused, kept);
+        return status;
+    }
+    if (paused)
+        qsort(paused, n, sizeof(*paused), by_text);
+    forget_paused(pg->paused, pg->n_paused);
+    pg->paused = paused;
+    pg->n_paused = n;
+    return NS_OK;
+}
+
+static bool
+postgres_may_claim(const struct ns_store *store, const char *tenant)
+{
+    const struct ns_pg_store *pg = ns_pg_of_store(store);
+
+    return pg->n_paused == 0 ||
+           (pg->paused[0][0] != '\0' &&
+            !bsearch(&tenant, pg->paused, pg->n_paused, sizeof(*pg->paused),
+                     by_text));
+}
+
 /* ---- open and close --------------------------------------------------- */
 
 static void
@@ -209,6 +271,7 @@ postgres_close(struct ns_store *store)
     if (!pg)
         return;
     ns_pg_link_fini(&pg->link);
+    forget_paused(pg->paused, pg->n_paused);
     free(pg->model_rev);
     free(pg->engine_rev);
     free(pg);
@@ -218,16 +281,6 @@ static int64_t
 postgres_heartbeat_ms(const struct ns_store *store)
 {
     return ns_pg_of_store(store)->lease_ms / 3;
-}
-
-static enum ns_status
-postgres_tend(struct ns_store *store, struct ns_error *err)
-{
-    struct ns_pg_call call = { .sql = "SELECT 1" };
-    enum ns_status status = ns_pg_ask(&ns_pg_of_store(store)->link, &call, err);
-
-    ns_pg_call_fini(&call);
-    return status;
 }
 
 static const struct ns_store_ops ops = {
@@ -240,6 +293,7 @@ static const struct ns_store_ops ops = {
     .retry = postgres_retry,
     .close = postgres_close,
     .heartbeat_ms = postgres_heartbeat_ms,
+    .may_claim = postgres_may_claim,
     .tend = postgres_tend,
 };
 
@@ -275,6 +329,8 @@ ns_postgres_store_open(const struct ns_postgres_options *options,
         status = ns_pg_no_memory(err);
     else
         status = ns_pg_connect(&pg->link, err);
+    if (status == NS_OK) /* before the first claim */
+        status = postgres_tend(&pg->store, err);
     if (status != NS_OK) {
         postgres_close(&pg->store);
         return status;

@@ -144,8 +144,12 @@ struct ns_store_ops {
      * second or so all the same to hear of cancels. */
     int64_t (*heartbeat_ms)(const struct ns_store *);
 
-    /* NULL: it is always there. Whether it is in reach, asked once a second or
-     * so while nothing else is asked of it. */
+    /* NULL: always. Whether jobs of the tenant may be claimed: not while an
+     * operator has paused it, or all. As of the last tend. */
+    bool (*may_claim)(const struct ns_store *, const char *tenant);
+
+    /* NULL: it is always there. Whether it is in reach, and what operators
+     * ask for: once a second or so, busy or not. */
     enum ns_status (*tend)(struct ns_store *, struct ns_error *);
 };
 

@@ -15,7 +15,7 @@ static const struct {
     { "validate", ns_command_validate, "check the jobs of a file" },
     { "plan", ns_command_plan, "say how long the jobs of a file would take" },
     { "show", ns_command_show, "print a results file for reading" },
-    { "submit", ns_command_submit, "send the jobs of a file to Kafka" },
+    { "submit", ns_command_submit, "hand in the jobs of a file as a batch" },
     { "status", ns_command_status, "say how batches stand" },
     { "watch", ns_command_watch, "wait until a batch has ended" },
     { "results", ns_command_results, "write the results of a batch" },

@@ -324,8 +324,14 @@ ns_command_watch(int argc, char **argv)
 
 /* --- results ------------------------------------------------------------- */
 
+struct output {
+    const char *path; /* NULL: it is not asked for */
+    char part[PATH_MAX]; /* "PATH.part", which becomes PATH when all is there */
+    FILE *file;
+};
+
 struct files {
-    FILE *out, *errors; /* `errors` NULL: with the others */
+    struct output out, errors;
     uint64_t n_ok, n_failed;
 };
 
@@ -333,7 +339,9 @@ static enum ns_status
 write_line(struct files *files, const char *line, size_t length, bool ok,
            struct ns_error *err)
 {
-    FILE *file = !ok && files->errors ? files->errors : files->out;
+    FILE *file = !ok && files->errors.file ? files->errors.file
+                 : files->out.file         ? files->out.file
+                                           : stdout;
 
     if (ok)
         files->n_ok++;
@@ -358,37 +366,38 @@ write_spooled(void *context, const char *line, size_t length, bool ok,
     return write_line(context, line, length, ok, err);
 }
 
-/* "FILE.part", which becomes FILE when all of it is there. */
-static FILE *
-open_part(const char *path, char *part, size_t part_size,
-          struct ns_error *err)
+static enum ns_status
+open_output(struct output *output, struct ns_error *err)
 {
-    FILE *file;
-
-    if ((size_t)snprintf(part, part_size, "%s.part", path) >= part_size) {
-        ns_fail(err, NS_REJECT, "%.200s: the path is too long", path);
-        return NULL;
-    }
-    file = fopen(part, "we");
-    if (!file)
-        ns_fail_errno(err, NS_REJECT, "%s", part);
-    return file;
+    if (!output->path)
+        return NS_OK;
+    if ((size_t)snprintf(output->part, sizeof(output->part), "%s.part",
+                         output->path) >= sizeof(output->part))
+        return ns_fail(err, NS_REJECT, "%.200s: the path is too long",
+                       output->path);
+    output->file = fopen(output->part, "we");
+    return output->file ? NS_OK
+                        : ns_fail_errno(err, NS_REJECT, "%s", output->part);
 }
 
+/* `status`: of all that was to be written; only then the file comes to be. */
 static enum ns_status
-close_part(FILE *file, const char *part, const char *path, bool keep,
-           struct ns_error *err)
+close_output(struct output *output, enum ns_status status,
+             struct ns_error *err)
 {
-    bool good = !file || (fflush(file) == 0 && fsync(fileno(file)) == 0);
+    FILE *file = output->file;
+    bool good;
 
     if (!file)
-        return NS_OK;
+        return status;
+    output->file = NULL;
+    good = fflush(file) == 0 && fsync(fileno(file)) == 0;
     good = fclose(file) == 0 && good;
-    if (!keep)
-        unlink(part);
-    else if (!good || rename(part, path) == -1)
-        return ns_fail_errno(err, NS_RETRY, "%s", path);
-    return NS_OK;
+    if (status == NS_OK && (!good || rename(output->part, output->path) == -1))
+        status = ns_fail_errno(err, NS_RETRY, "%s", output->path);
+    if (status != NS_OK)
+        unlink(output->part);
+    return status;
 }
 
 static int
@@ -419,8 +428,8 @@ judge(struct query *query, const char *name, const struct files *files,
 static int
 write_results(struct query *query, const char *name, struct ns_error *err)
 {
-    char out[PATH_MAX], errors[PATH_MAX];
-    struct files files = { .out = stdout };
+    struct files files = { .out.path = query->output,
+                           .errors.path = query->errors };
     uint64_t n_letters = 0;
     bool is_batch = true, is_job;
     enum ns_status status = NS_OK;
@@ -429,38 +438,18 @@ write_results(struct query *query, const char *name, struct ns_error *err)
         status = ns_operator_find(query->op, name, &is_batch, &is_job, err);
     if (status == NS_OK && !is_batch)
         status = no_such(name, err);
-    if (status != NS_OK)
-        return fail(err);
-    if (query->output)
-        files.out = open_part(query->output, out, sizeof(out), err);
-    if (files.out && query->errors)
-        files.errors = open_part(query->errors, errors, sizeof(errors), err);
-    if (!files.out || (query->errors && !files.errors))
-        status = err->status;
-    else if (query->op)
+    if (status == NS_OK)
+        status = open_output(&files.out, err);
+    if (status == NS_OK)
+        status = open_output(&files.errors, err);
+    if (status == NS_OK && query->op)
         status = ns_operator_results(query->op, name, write_row, &files,
                                      &n_letters, err);
-    else
+    else if (status == NS_OK)
         status = ns_spool_results(query->spool, name, write_spooled, &files,
                                   err);
-    if (query->output && files.out) {
-        struct ns_error late = { 0 };
-
-        if (close_part(files.out, out, query->output, status == NS_OK,
-                       &late) != NS_OK && status == NS_OK) {
-            *err = late;
-            status = late.status;
-        }
-    }
-    if (files.errors) {
-        struct ns_error late = { 0 };
-
-        if (close_part(files.errors, errors, query->errors, status == NS_OK,
-                       &late) != NS_OK && status == NS_OK) {
-            *err = late;
-            status = late.status;
-        }
-    }
+    status = close_output(&files.out, status, err);
+    status = close_output(&files.errors, status, err);
     return status == NS_OK ? judge(query, name, &files, n_letters, err)
                            : fail(err);
 }

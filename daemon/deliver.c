@@ -15,6 +15,13 @@ enum {
     HEARTBEAT_MS = 1000,
 };
 
+/* Whose jobs wait or are begun. There while it has one. */
+struct ns_tenant {
+    const char *name; /* behind the struct */
+    size_t n_works, n_held;
+    struct ns_tenant *next;
+};
+
 struct deliver {
     struct ns_pipeline *pipeline;
     struct ns_store *store;
@@ -22,6 +29,7 @@ struct deliver {
     size_t n_held;
     struct ns_work *waiting; /* to be claimed, in that order */
     struct ns_work *last;    /* of them; unset when there are none */
+    struct ns_tenant *tenants;
     size_t n_runs;           /* claims that were ours, up to a window's worth */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
@@ -31,6 +39,63 @@ struct deliver {
     struct ns_errand *batch[BATCH];
     size_t n;
 };
+
+/* --- whose they are ----------------------------------------------------- */
+
+static const char *
+tenant_of(const struct ns_work *work)
+{
+    return work->job->tenant ? work->job->tenant : "default";
+}
+
+/* False: memory. */
+static bool
+join_tenant(struct deliver *deliver, struct ns_work *work)
+{
+    const char *name = tenant_of(work);
+    struct ns_tenant *tenant = deliver->tenants;
+
+    while (tenant && strcmp(tenant->name, name) != 0)
+        tenant = tenant->next;
+    if (!tenant) {
+        tenant = calloc(1, sizeof(*tenant) + strlen(name) + 1);
+        if (!tenant)
+            return false;
+        tenant->name = strcpy((char *)(tenant + 1), name);
+        tenant->next = deliver->tenants;
+        deliver->tenants = tenant;
+    }
+    tenant->n_works++;
+    work->tenant = tenant;
+    return true;
+}
+
+static void
+leave_tenant(struct deliver *deliver, struct ns_work *work)
+{
+    struct ns_tenant *tenant = work->tenant, **at = &deliver->tenants;
+
+    work->tenant = NULL;
+    if (!tenant || --tenant->n_works > 0)
+        return;
+    while (*at != tenant)
+        at = &(*at)->next;
+    *at = tenant->next;
+    free(tenant);
+}
+
+/* Over its share a tenant waits, and so does one that is paused; the jobs of
+ * others go past them. */
+static bool
+may_begin(const struct deliver *deliver, const struct ns_tenant *tenant,
+          size_t n_chosen, uint32_t share)
+{
+    const struct ns_store *store = deliver->store;
+
+    return (share == 0 || tenant->n_held + n_chosen < share) &&
+           (!store->ops->may_claim ||
+            store->ops->may_claim(store, tenant->name));
+}
 
 /* --- the claims that are ours ------------------------------------------ */
 
@@ -43,6 +108,7 @@ hold(struct deliver *deliver, struct ns_work *work)
         deliver->held->previous_held = work;
     deliver->held = work;
     deliver->n_held++;
+    work->tenant->n_held++;
     work->held = true;
 }
 
@@ -58,7 +124,9 @@ let_go(struct deliver *deliver, struct ns_work *work)
     if (work->next_held)
         work->next_held->previous_held = work->previous_held;
     deliver->n_held--;
+    work->tenant->n_held--;
     work->held = false;
+    leave_tenant(deliver, work);
     if (deliver->alone == work)
         deliver->alone = NULL;
 }
@@ -330,6 +398,12 @@ add_waiting(struct deliver *deliver, struct ns_work *work)
 {
     struct ns_work **at = &deliver->waiting;
 
+    if (!join_tenant(deliver, work)) { /* the message comes again */
+        ns_fail(&work->error, NS_FATAL, "out of memory for a tenant");
+        ns_pipeline_fail(deliver->pipeline, &work->error);
+        ns_work_advance(deliver->pipeline, work, NS_ON_LOST);
+        return;
+    }
     /* Most go behind all others, however many those are. */
     if (*at && !goes_before(work->job, deliver->last->job))
         at = &deliver->last->next;
@@ -390,6 +464,8 @@ claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
     }
     answered = ask(deliver, CLAIM, items, n);
     for (size_t i = 0; i < n; i++) {
+        if (!answered || items[i].outcome != NS_CLAIM_RUN)
+            leave_tenant(deliver, works[i]);
         if (!answered) {
             ns_work_advance(deliver->pipeline, works[i], NS_ON_LOST);
             continue;
@@ -398,6 +474,38 @@ claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
         atomic_store(&works[i]->cancel, items[i].cancel);
         claimed(deliver, works[i]);
     }
+}
+
+/* The next works that may be begun, in their order, off the list. */
+static size_t
+choose(struct deliver *deliver, struct ns_work *works[BATCH], size_t most)
+{
+    uint32_t share = ns_pipeline_tuning(deliver->pipeline).tenant_jobs;
+    struct ns_work **at = &deliver->waiting, *before = NULL, *work;
+    size_t n = 0, n_same;
+
+    while (n < most && (work = *at) != NULL) {
+        bool moved = atomic_load(&work->moved);
+
+        n_same = 0;
+        for (size_t i = 0; i < n; i++)
+            n_same += works[i]->tenant == work->tenant;
+        if (!moved && !may_begin(deliver, work->tenant, n_same, share)) {
+            before = work;
+            at = &work->next;
+            continue;
+        }
+        *at = work->next;
+        if (deliver->last == work)
+            deliver->last = before;
+        if (moved) {
+            leave_tenant(deliver, work);
+            ns_work_advance(deliver->pipeline, work, NS_ON_STOP);
+        } else {
+            works[n++] = work;
+        }
+    }
+    return n;
 }
 
 static void
@@ -410,21 +518,18 @@ claim_waiting(struct deliver *deliver)
     while (ns_pipeline_stopping(pipeline) && (work = deliver->waiting)) {
         /* Nothing is begun that would be given back at once. */
         deliver->waiting = work->next;
+        leave_tenant(deliver, work);
         ns_work_advance(pipeline, work, NS_ON_STOP);
     }
-    while (deliver->waiting && !deliver->alone && deliver->n_held < most) {
+    while (deliver->waiting && !deliver->alone && deliver->n_held < most &&
+           !atomic_load(&pipeline->paused)) {
         batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
-        for (n = 0; n < batch && (work = deliver->waiting) != NULL;) {
-            deliver->waiting = work->next;
-            if (atomic_load(&work->moved))
-                ns_work_advance(pipeline, work, NS_ON_STOP);
-            else
-                works[n++] = work;
-        }
-        if (n > 0)
-            claim(deliver, works, n);
+        n = choose(deliver, works, batch);
+        if (n == 0)
+            break;
+        claim(deliver, works, n);
     }
 }
 
@@ -456,8 +561,9 @@ heartbeat(struct deliver *deliver)
     }
 }
 
-/* So that an idle daemon knows, and says, that it could not take a job in. What
- * is wrong for good is left to the first operation to find. */
+/* So that an idle daemon knows, and says, that it could not take a job in, and
+ * each hears of a pause. What is wrong for good is left to the first operation
+ * to find. */
 static void
 tend(struct deliver *deliver)
 {
@@ -519,7 +625,7 @@ ns_deliver_thread(void *data)
     deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
     for (;;) {
         wait_ms = -1;
-        if (deliver.held || asks) {
+        if (deliver.held || asks || deliver.waiting) {
             wait_ms = deliver.heartbeat_at_ms - ns_now_ms();
             if (wait_ms < 0)
                 wait_ms = 0;
@@ -537,7 +643,7 @@ ns_deliver_thread(void *data)
         if (ns_now_ms() >= deliver.heartbeat_at_ms) {
             if (deliver.held)
                 heartbeat(&deliver);
-            else if (asks)
+            if (asks)
                 tend(&deliver);
             deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
             claim_waiting(&deliver); /* a stop lets them go */

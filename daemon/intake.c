@@ -269,6 +269,7 @@ ns_intake_turn(struct ns_pipeline *pipeline)
     take_back(pipeline);
     unpark(pipeline);
     if (!pipeline->ended && !ns_pipeline_stopping(pipeline) &&
+        !atomic_load(&pipeline->paused) &&
         ns_now_ms() >= pipeline->poll_at_ms)
         poll_source(pipeline);
     take_back(pipeline);
@@ -283,7 +284,7 @@ ns_intake_wait_ms(struct ns_pipeline *pipeline)
         if (work->due_ms - now_ms < wait_ms)
             wait_ms = work->due_ms - now_ms;
     if (!pipeline->ended && !ns_pipeline_stopping(pipeline) &&
-        has_room(pipeline) && pipeline->poll_at_ms - now_ms < wait_ms)
+        !atomic_load(&pipeline->paused) && has_room(pipeline) && pipeline->poll_at_ms - now_ms < wait_ms)
         wait_ms = pipeline->poll_at_ms - now_ms;
     return wait_ms < 0 ? 0 : wait_ms;
 }

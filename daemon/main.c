@@ -54,7 +54,7 @@ struct nightshiftd {
     char **model_names;
     char model[PATH_MAX], model_name[256];
     int64_t status_at_ms, extend_at_ms;
-    bool storage_was_full, ready;
+    bool storage_was_full, ready, paused;
 };
 
 /* -1 to go on, else the status to leave with. */
@@ -318,7 +318,9 @@ report(struct nightshiftd *d, int64_t now_ms, int64_t grace_ms)
     ready = ns_ends_ready(&d->ends, &why);
     ns_notify_status("%s%" PRIu64 " in flight, %" PRIu64 " ok, %" PRIu64
                      " failed, %" PRIu64 " tokens%s%s",
-                     grace_ms >= 0 ? "draining: " : "", counts.in_flight,
+                     grace_ms >= 0 ? "draining: "
+                     : d->paused   ? "paused: "
+                                   : "", counts.in_flight,
                      counts.ok, counts.failed, counts.new_tokens,
                      ready ? "" : "; ", ready ? "" : why);
     if (d->ends.spool)
@@ -346,6 +348,13 @@ loop(struct nightshiftd *d)
         } else if (signals & NS_SIGNAL_RELOAD) {
             reload(d);
         }
+        if (signals & (NS_SIGNAL_PAUSE | NS_SIGNAL_RESUME)) {
+            d->paused = signals & NS_SIGNAL_PAUSE;
+            ns_log_info(d->paused ? "daemon.paused" : "daemon.resumed", "%s",
+                        "by a signal");
+            ns_pipeline_pause(d->pipeline, d->paused);
+            d->status_at_ms = 0;
+        }
         report(d, ns_now_ms(), ns_pipeline_grace_left(d->pipeline));
     }
 }
@@ -364,6 +373,7 @@ work(struct nightshiftd *d)
     struct ns_error err = { 0 };
     int status = NS_EXIT_OK;
 
+    ns_signals_ignore_pauses();
     umask(0027); /* results are read by the spool's group, by nobody else */
     ns_notify_init(&d->notify);
     ns_metrics_init(&d->metrics);

@@ -131,6 +131,12 @@ ns_pipeline_stop(struct ns_pipeline *pipeline, int64_t grace_ms)
         ;
 }
 
+void
+ns_pipeline_pause(struct ns_pipeline *pipeline, bool paused)
+{
+    atomic_store(&pipeline->paused, paused);
+}
+
 int64_t
 ns_pipeline_grace_left(const struct ns_pipeline *pipeline)
 {

@@ -43,6 +43,7 @@ struct ns_pipeline_tuning { /* what a reload may change */
     int64_t checkpoint_ms; /* least time between two of one job */
     int64_t retry_ms;      /* first delay after a trouble */
     int64_t pass_limit_ms; /* a pass may always take this long */
+    uint32_t tenant_jobs;  /* of one tenant begun at a time; 0: any number */
 };
 
 struct ns_pipeline_options {
@@ -82,6 +83,9 @@ int ns_pipeline_descriptor(const struct ns_pipeline *pipeline);
  * what then runs is kept at its last block and given back. A second call can
  * only shorten the time. */
 void ns_pipeline_stop(struct ns_pipeline *pipeline, int64_t grace_ms);
+/* While paused nothing is taken in and nothing begun; what runs goes on. */
+void ns_pipeline_pause(struct ns_pipeline *pipeline, bool paused); /* any */
+
 /* Milliseconds of grace left; -1 when no stop was asked for. */
 int64_t ns_pipeline_grace_left(const struct ns_pipeline *pipeline);
 

@@ -17,14 +17,29 @@ note(int number)
     int saved = errno;
     uint64_t one = 1;
 
-    if (number != SIGHUP && n_stops++ > 0)
+    unsigned what = number == SIGHUP    ? NS_SIGNAL_RELOAD
+                    : number == SIGUSR1 ? NS_SIGNAL_PAUSE
+                    : number == SIGUSR2 ? NS_SIGNAL_RESUME
+                                        : NS_SIGNAL_STOP;
+
+    if (what == NS_SIGNAL_STOP && n_stops++ > 0)
         _exit(second_status_);
-    atomic_fetch_or(&noted,
-                    number == SIGHUP ? NS_SIGNAL_RELOAD : NS_SIGNAL_STOP);
+    /* Of two that were not taken yet the later one holds. */
+    if (what == NS_SIGNAL_PAUSE || what == NS_SIGNAL_RESUME)
+        atomic_fetch_and(&noted,
+                         ~(unsigned)(NS_SIGNAL_PAUSE | NS_SIGNAL_RESUME));
+    atomic_fetch_or(&noted, what);
     if (write(descriptor, &one, sizeof(one)) < 0) {
         /* the counter is full: whoever sleeps is awake already */
     }
     errno = saved;
+}
+
+void
+ns_signals_ignore_pauses(void)
+{
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
 }
 
 enum ns_status
@@ -39,7 +54,9 @@ ns_signals_ready(int second_status, struct ns_error *err)
     sigemptyset(&action.sa_mask);
     if (sigaction(SIGINT, &action, NULL) == -1 ||
         sigaction(SIGTERM, &action, NULL) == -1 ||
-        sigaction(SIGHUP, &action, NULL) == -1)
+        sigaction(SIGHUP, &action, NULL) == -1 ||
+        sigaction(SIGUSR1, &action, NULL) == -1 ||
+        sigaction(SIGUSR2, &action, NULL) == -1)
         return ns_fail_errno(err, NS_FATAL, "sigaction");
     return NS_OK;
 }

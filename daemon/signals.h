@@ -1,4 +1,4 @@
-/* signals.h - SIGINT, SIGTERM and SIGHUP, for an event loop.
+/* signals.h - SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, for an event loop.
  *
  * Until ns_signals_ready a signal ends the process as if nothing were set up:
  * opening a model takes its time and has nothing to save. From then on signals
@@ -16,7 +16,13 @@
 enum {
     NS_SIGNAL_STOP = 1,   /* SIGINT or SIGTERM */
     NS_SIGNAL_RELOAD = 2, /* SIGHUP */
+    NS_SIGNAL_PAUSE = 4,  /* SIGUSR1 */
+    NS_SIGNAL_RESUME = 8, /* SIGUSR2 */
 };
+
+/* Until ns_signals_ready SIGUSR1 and SIGUSR2 would end the process, too, and
+ * nobody who sends them means that. */
+void ns_signals_ignore_pauses(void);
 
 /* `second_status`: what a second request to stop exits with. */
 enum ns_status ns_signals_ready(int second_status, struct ns_error *err);

@@ -63,7 +63,8 @@ struct ns_work {
     struct ns_blocks *unsaved; /* owned */
     bool no_checkpoints;       /* one was lost: no later one without it */
 
-    /* Sink thread: the works whose claim it keeps alive. */
+    /* Sink thread: the works whose claim it keeps alive, and whose they are. */
+    struct ns_tenant *tenant;
     struct ns_work *next_held, *previous_held;
     bool held;
 
@@ -96,6 +97,9 @@ struct ns_pipeline {
     pthread_mutex_t lock;
     struct ns_pipeline_tuning tuning;
     struct ns_error failure;
+
+    /* Nothing is taken in and nothing claimed: by a signal to this process. */
+    _Atomic bool paused;
 
     /* Monotonic time at which nothing may run any more; INT64_MAX: go on. */
     _Atomic int64_t stop_ms;
