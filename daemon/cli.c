@@ -43,7 +43,7 @@ int
 main(int argc, char **argv)
 {
     if (ns_decoder_is_helper(argc, argv))
-        return ns_decoder_main(ns_picture_decode);
+        return ns_decoder_main(ns_picture_decode, NS_DECODER_CPU_SECONDS);
     if (argc < 2) {
         print_usage(stderr);
         return NS_EXIT_USAGE;

@@ -22,8 +22,6 @@ enum {
     HELPER_SOCKET = 3,
     ANSWER_MS = 60000,      /* of one picture, by the clock */
     AGAIN_WITHIN_MS = 5000, /* a death this soon is tried once more */
-    CPU_SECONDS = 40,      /* of a helper's whole life */
-    RETIRE_SECONDS = 20,   /* it ends itself once it has used these */
     MEMORY_BYTES = 1 << 30, /* a progressive picture of 20 megapixels: 240 MB */
 };
 
@@ -88,8 +86,9 @@ ns_decoder_is_helper(int argc, char **argv)
  * may have; what is left then is that it is another process. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static bool
-lock_in(void)
+lock_in(uint32_t cpu_seconds)
 {
+    (void)cpu_seconds;
     return true;
 }
 #else
@@ -127,9 +126,9 @@ allow_only_computing(void)
 }
 
 static bool
-lock_in(void)
+lock_in(uint32_t cpu_seconds)
 {
-    return limit(RLIMIT_AS, MEMORY_BYTES) && limit(RLIMIT_CPU, CPU_SECONDS) &&
+    return limit(RLIMIT_AS, MEMORY_BYTES) && limit(RLIMIT_CPU, cpu_seconds) &&
            limit(RLIMIT_CORE, 0) && limit(RLIMIT_FSIZE, 0) &&
            limit(RLIMIT_NOFILE, HELPER_SOCKET + 1) &&
            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
@@ -159,20 +158,20 @@ decode_one(ns_decode_function *decode, const void *bytes, size_t length,
 }
 
 static uint32_t
-used_up(void)
+used_up(uint32_t cpu_seconds)
 {
     struct timespec used = { 0, 0 };
 
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return used.tv_sec >= RETIRE_SECONDS;
+    return used.tv_sec * 1000 + used.tv_nsec / 1000000 >= cpu_seconds * 500;
 }
 
 int
-ns_decoder_main(ns_decode_function *decode)
+ns_decoder_main(ns_decode_function *decode, uint32_t cpu_seconds)
 {
     uint32_t retires = 0;
 
-    if (!lock_in())
+    if (!lock_in(cpu_seconds))
         return 1;
     while (!retires) {
         struct ns_picture picture = { 0 };
@@ -188,7 +187,7 @@ ns_decoder_main(ns_decode_function *decode)
             return 1;
         memset(&answer, 0, sizeof(answer));
         decode_one(decode, bytes, question.length, &answer, &picture);
-        retires = answer.retires = used_up();
+        retires = answer.retires = used_up(cpu_seconds);
         sent = write_all(HELPER_SOCKET, &answer, sizeof(answer)) &&
                (!picture.rgb ||
                 write_all(HELPER_SOCKET, picture.rgb,

@@ -44,11 +44,13 @@ enum ns_status ns_decoder_decode(struct ns_decoder *decoder, const void *bytes,
 uint64_t ns_decoder_deaths(struct ns_decoder *decoder);
 
 /* The helper: whether the program was started as one, and its life, over
- * ns_picture_decode. */
+ * ns_picture_decode. It may use so much of a processor in all; at half of that
+ * it ends by itself, between two pictures. */
+enum { NS_DECODER_CPU_SECONDS = 40 };
 typedef enum ns_status ns_decode_function(const void *bytes, size_t length,
                                           struct ns_picture *out,
                                           struct ns_error *err);
 bool ns_decoder_is_helper(int argc, char **argv);
-int ns_decoder_main(ns_decode_function *decode);
+int ns_decoder_main(ns_decode_function *decode, uint32_t cpu_seconds);
 
 #endif

@@ -405,7 +405,7 @@ main(int argc, char **argv)
     int status;
 
     if (ns_decoder_is_helper(argc, argv))
-        return ns_decoder_main(ns_picture_decode);
+        return ns_decoder_main(ns_picture_decode, NS_DECODER_CPU_SECONDS);
     d = calloc(1, sizeof(*d));
     if (!d)
         return NS_EXIT_INTERNAL;

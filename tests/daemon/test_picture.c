@@ -876,6 +876,6 @@ main(int argc, char **argv)
     };
 
     if (ns_decoder_is_helper(argc, argv))
-        return ns_decoder_main(decode_or_die);
+        return ns_decoder_main(decode_or_die, NS_DECODER_CPU_SECONDS);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
