@@ -500,8 +500,8 @@ weight_of(struct binder *b, enum ns_packing packing,
 
 static void
 weight(struct binder *b, enum ns_packing packing,
-       const struct ns_stored_tensor *const tensors[MAX_SOURCES],
-       uint32_t n_tensors, struct ns_weight *out)
+       const struct ns_stored_tensor *const *tensors, uint32_t n_tensors,
+       struct ns_weight *out)
 {
     struct source source[MAX_SOURCES] = { 0 };
 
@@ -760,30 +760,42 @@ text_weights(struct binder *b)
         layer_weights(b, i);
 }
 
-/* A tensor that is only checked: the limits of clipped linears. */
+/* The four limits of one projection; infinite is none. */
 static void
-vision_scalar(struct binder *b, const char *name)
+read_limits(struct binder *b, const char *module, struct ns_clip *clip)
 {
-    const struct ns_stored_tensor *tensor =
-        need(b, name, false, scalar_shape());
-
-    if (tensor)
-        count(b, tensor, b->part);
-}
-
-/* One projection's tensor, and the limits of its clamps where the tower has
- * them. */
-static const struct ns_stored_tensor *
-vision_matrix(struct binder *b, const char *module, uint64_t n, uint64_t k)
-{
-    static const char *const limits[] = { "input_min", "input_max",
-                                          "output_min", "output_max" };
+    static const char *const names[] = { "input_min", "input_max",
+                                         "output_min", "output_max" };
+    float *const to[] = { &clip->input_min, &clip->input_max,
+                          &clip->output_min, &clip->output_max };
     char name[64];
 
-    for (int i = 0; i < 4 && b->model->config.vision.clipped; i++) {
-        snprintf(name, sizeof(name), "%s.%s", module, limits[i]);
-        vision_scalar(b, name);
+    for (int i = 0; i < 4; i++) {
+        const struct ns_stored_tensor *tensor;
+
+        snprintf(name, sizeof(name), "%s.%s", module, names[i]);
+        tensor = need(b, name, false, scalar_shape());
+        if (!tensor)
+            return;
+        count(b, tensor, b->part);
+        *to[i] = stored_float(tensor, 0);
+        if (isnan(*to[i]) || (i % 2 == 1 && *to[i] < *to[i - 1])) {
+            fail(b, NS_REJECT, "%s: tensor %s is %g: not a limit above %g",
+                 shard_of(b, tensor), tensor->name, (double)*to[i],
+                 i % 2 == 1 ? (double)*to[i - 1] : -HUGE_VAL);
+            return;
+        }
     }
+}
+
+static const struct ns_stored_tensor *
+vision_matrix(struct binder *b, const char *module, uint64_t n, uint64_t k,
+              struct ns_clip *clip)
+{
+    char name[64];
+
+    if (b->model->config.vision.clipped)
+        read_limits(b, module, clip);
     snprintf(name, sizeof(name), "%s.linear.weight", module);
     return need(b, name, false, shape2(n, k));
 }
@@ -792,27 +804,36 @@ static void
 vision_layer(struct binder *b, struct ns_vision_layer_weights *w)
 {
     const struct ns_vision_config *v = &b->model->config.vision;
-    uint64_t nq = (uint64_t)v->n_heads * v->head_dim;
-    const struct ns_stored_tensor *qkv[MAX_SOURCES] = {
-        vision_matrix(b, "self_attn.q_proj", nq, v->hidden),
-        vision_matrix(b, "self_attn.k_proj", nq, v->hidden),
-        vision_matrix(b, "self_attn.v_proj", nq, v->hidden),
+    uint32_t nq = v->n_heads * v->head_dim;
+    const struct {
+        const char *module;
+        uint32_t n, k;
+    } shapes[NS_N_CLIPPED] = {
+        [NS_CLIPPED_Q] = { "self_attn.q_proj", nq, v->hidden },
+        [NS_CLIPPED_K] = { "self_attn.k_proj", nq, v->hidden },
+        [NS_CLIPPED_V] = { "self_attn.v_proj", nq, v->hidden },
+        [NS_CLIPPED_O] = { "self_attn.o_proj", v->hidden, nq },
+        [NS_CLIPPED_GATE] = { "mlp.gate_proj", v->intermediate, v->hidden },
+        [NS_CLIPPED_UP] = { "mlp.up_proj", v->intermediate, v->hidden },
+        [NS_CLIPPED_DOWN] = { "mlp.down_proj", v->hidden, v->intermediate },
     };
-    const struct ns_stored_tensor *o[MAX_SOURCES] = {
-        vision_matrix(b, "self_attn.o_proj", v->hidden, nq),
+    struct ns_weight *const apart[NS_N_CLIPPED] = {
+        &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down,
     };
-    const struct ns_stored_tensor *gate_up[MAX_SOURCES] = {
-        vision_matrix(b, "mlp.gate_proj", v->intermediate, v->hidden),
-        vision_matrix(b, "mlp.up_proj", v->intermediate, v->hidden),
-    };
-    const struct ns_stored_tensor *down[MAX_SOURCES] = {
-        vision_matrix(b, "mlp.down_proj", v->hidden, v->intermediate),
-    };
+    const struct ns_stored_tensor *t[NS_N_CLIPPED];
 
-    weight(b, NS_PACK_LINEAR, qkv, 3, &w->qkv);
-    weight(b, NS_PACK_LINEAR, o, 1, &w->o);
-    weight(b, NS_PACK_GATED, gate_up, 2, &w->gated);
-    weight(b, NS_PACK_LINEAR, down, 1, &w->down);
+    for (int i = 0; i < NS_N_CLIPPED; i++)
+        t[i] = vision_matrix(b, shapes[i].module, shapes[i].n, shapes[i].k,
+                             &w->clip[i]);
+    if (v->clipped) { /* each takes its input through limits of its own */
+        for (int i = 0; i < NS_N_CLIPPED; i++)
+            weight(b, NS_PACK_LINEAR, &t[i], 1, apart[i]);
+    } else {
+        weight(b, NS_PACK_LINEAR, &t[NS_CLIPPED_Q], 3, &w->qkv);
+        weight(b, NS_PACK_LINEAR, &t[NS_CLIPPED_O], 1, &w->o);
+        weight(b, NS_PACK_GATED, &t[NS_CLIPPED_GATE], 2, &w->gated);
+        weight(b, NS_PACK_LINEAR, &t[NS_CLIPPED_DOWN], 1, &w->down);
+    }
     vector(b, "self_attn.q_norm.weight", false, v->head_dim, 1.0, &w->q_norm);
     vector(b, "self_attn.k_norm.weight", false, v->head_dim, 1.0, &w->k_norm);
     vector(b, "input_layernorm.weight", false, v->hidden, 1.0,
@@ -933,10 +954,6 @@ survey(struct binder *b)
             fail(b, NS_FATAL, "out of memory opening a model");
         vision_weights(b);
         model->vision_bytes += (b->n_floats - n_text_floats) * sizeof(float);
-        if (!ns_model_sees(model)) { /* checked, but nothing computes it */
-            model->vision_bytes = 0;
-            b->n_floats = n_text_floats;
-        }
     }
     if (b->status != NS_OK)
         return;
@@ -1205,10 +1222,13 @@ ns_model_close(struct ns_model *model)
     }
     for (uint32_t i = 0; w->vision.layer && i < model->config.vision.n_layers;
          i++) {
-        drop(model->backend, &w->vision.layer[i].qkv);
-        drop(model->backend, &w->vision.layer[i].o);
-        drop(model->backend, &w->vision.layer[i].gated);
-        drop(model->backend, &w->vision.layer[i].down);
+        struct ns_vision_layer_weights *v = &w->vision.layer[i];
+        struct ns_weight *const all[] = { &v->qkv, &v->gated, &v->q, &v->k,
+                                          &v->v, &v->gate, &v->up, &v->o,
+                                          &v->down };
+
+        for (size_t j = 0; j < sizeof(all) / sizeof(all[0]); j++)
+            drop(model->backend, all[j]);
     }
     drop(model->backend, &w->vision.projection);
     drop(model->backend, &w->vision.patch);
@@ -1306,7 +1326,7 @@ ns_model_print(const struct ns_model *model, FILE *file)
         fprintf(file, "%-20s %15llu %12.1f%s\n", "vision tower",
                 (unsigned long long)model->n_vision_parameters,
                 (double)model->vision_bytes / 1e6,
-                ns_model_sees(model) ? "" : "   clipped: not loaded");
+                model->config.vision.clipped ? "   clipped" : "");
 
     if (model->n_copies > 0)
         fprintf(file, "\n%u stored copies of shared tensors, read from one\n",

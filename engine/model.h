@@ -86,8 +86,20 @@ struct ns_layer_weights {
     float scalar[2];     /* layer_scalar: [0] encoder, [1] decoder */
 };
 
+enum ns_clipped { /* projections of a layer of the tower */
+    NS_CLIPPED_Q, NS_CLIPPED_K, NS_CLIPPED_V, NS_CLIPPED_O, NS_CLIPPED_GATE,
+    NS_CLIPPED_UP, NS_CLIPPED_DOWN, NS_N_CLIPPED,
+};
+
+struct ns_clip { /* what goes into a projection and what comes out of it */
+    float input_min, input_max, output_min, output_max;
+};
+
 struct ns_vision_layer_weights {
-    struct ns_weight qkv, o, gated, down;
+    struct ns_weight qkv, gated; /* where nothing is clipped; else apart: */
+    struct ns_weight q, k, v, gate, up;
+    struct ns_weight o, down;
+    struct ns_clip clip[NS_N_CLIPPED];
     /* device, fp32 */
     float *input_norm, *q_norm, *k_norm, *post_attention_norm;
     float *pre_mlp_norm, *post_mlp_norm;
@@ -168,12 +180,11 @@ enum ns_status ns_model_open(const char *directory, struct ns_backend *be,
 /* Takes NULL; before the backend is closed. */
 void ns_model_close(struct ns_model *model);
 
-/* Whether pictures can be encoded: there is a tower, and it is of the kind
- * that is built (clipped linears are not: its text model works). */
+/* Whether pictures can be encoded: there is a tower. */
 static inline bool
 ns_model_sees(const struct ns_model *model)
 {
-    return model->config.vision.present && !model->config.vision.clipped;
+    return model->config.vision.present;
 }
 
 /* For people: what it is, shapes, parameters, bytes by part, what is unused. */

@@ -25,6 +25,9 @@ struct ns_vision {
     int32_t *place; /* device: x, then y, then zeros: nothing is cached */
     /* work rows, carved out of `work` */
     struct ns_rows x, normed, wide, attended, inner, pooled, soft;
+    struct ns_rows clipped, up; /* of a clipped tower: a projection's input
+                                 * within its limits; the second of gated's
+                                 * products */
     /* host, of a run */
     float *values; /* [max_patches][stride of wide] */
     int32_t *host_place;
@@ -56,6 +59,7 @@ carve(struct ns_vision *v, const struct ns_model *model, float *base)
     const struct ns_vision_config *config = &model->config.vision;
     uint32_t nq = config->n_heads * config->head_dim;
     uint32_t values = patch_values(config), rows = max_patches(config);
+    bool clips = config->clipped;
     struct {
         struct ns_rows *rows;
         uint32_t n_rows, n_cols;
@@ -65,6 +69,8 @@ carve(struct ns_vision *v, const struct ns_model *model, float *base)
         { &v->wide, rows, 3 * nq > values ? 3 * nq : values },
         { &v->attended, rows, nq },
         { &v->inner, INNER_ROWS, config->intermediate },
+        { &v->clipped, clips ? rows : 0, config->hidden },
+        { &v->up, clips ? INNER_ROWS : 0, config->intermediate },
         { &v->pooled, NS_IMAGE_MAX_TOKENS, config->hidden },
         { &v->soft, NS_IMAGE_MAX_TOKENS, model->config.hidden },
     };
@@ -280,6 +286,49 @@ embed(struct ns_vision *v, const struct run *run)
     probe(v, "patch_embed", 0, x);
 }
 
+/* y = x . W^T of a clipped tower; x is left as it is. */
+static void
+clipped_linear(struct ns_vision *v, struct ns_rows y, struct ns_rows x,
+               const struct ns_weight *w, const struct ns_clip *clip)
+{
+    const struct ns_backend_ops *ops = v->be->ops;
+    struct ns_rows within = some(v->clipped, 0, x.n_rows);
+
+    ops->clamp(v->be, within, x, clip->input_min, clip->input_max);
+    ops->linear(v->be, y, within, w);
+    ops->clamp(v->be, y, y, clip->output_min, clip->output_max);
+}
+
+static void
+project_qkv(struct ns_vision *v, const struct ns_patch_qkv *qkv,
+            struct ns_rows normed, const struct ns_vision_layer_weights *w)
+{
+    if (!v->model->config.vision.clipped) {
+        v->be->ops->linear(v->be, qkv->qkv, normed, &w->qkv);
+        return;
+    }
+    clipped_linear(v, qkv->q, normed, &w->q, &w->clip[NS_CLIPPED_Q]);
+    clipped_linear(v, qkv->k, normed, &w->k, &w->clip[NS_CLIPPED_K]);
+    clipped_linear(v, qkv->v, normed, &w->v, &w->clip[NS_CLIPPED_V]);
+}
+
+/* attended, where rows are as wide as the heads; done with behind this. */
+static void
+project_back(struct ns_vision *v, struct ns_rows y, struct ns_rows attended,
+             const struct ns_vision_layer_weights *w)
+{
+    const struct ns_backend_ops *ops = v->be->ops;
+    const struct ns_clip *clip = &w->clip[NS_CLIPPED_O];
+    bool clips = v->model->config.vision.clipped;
+
+    if (clips)
+        ops->clamp(v->be, attended, attended, clip->input_min,
+                   clip->input_max);
+    ops->linear(v->be, y, attended, &w->o);
+    if (clips)
+        ops->clamp(v->be, y, y, clip->output_min, clip->output_max);
+}
+
 /* Every patch of a picture sees every patch of the same picture: to the
  * backend they are canvases without a prefix. */
 static void
@@ -324,11 +373,29 @@ attend(struct ns_vision *v, const struct run *run,
     };
 
     ops->rmsnorm(v->be, normed, x, w->input_norm, config->eps);
-    ops->linear(v->be, wide, normed, &w->qkv);
+    project_qkv(v, &qkv, normed, w);
     ops->patch_qkv(v->be, &qkv);
     ops->attention(v->be, &pass, &attention);
-    ops->linear(v->be, normed, attention.out, &w->o);
+    project_back(v, normed, attention.out, w);
     ops->add_norm(v->be, x, normed, w->post_attention_norm, config->eps);
+}
+
+/* A part of the MLP's rows: rows = down(gelu(gate(rows)) * up(rows)). */
+static void
+clipped_mlp(struct ns_vision *v, struct ns_rows rows,
+            const struct ns_vision_layer_weights *w)
+{
+    const struct ns_backend_ops *ops = v->be->ops;
+    const struct ns_clip *clip = &w->clip[NS_CLIPPED_DOWN];
+    struct ns_rows inner = some(v->inner, 0, rows.n_rows);
+    struct ns_rows up = some(v->up, 0, rows.n_rows);
+
+    clipped_linear(v, inner, rows, &w->gate, &w->clip[NS_CLIPPED_GATE]);
+    clipped_linear(v, up, rows, &w->up, &w->clip[NS_CLIPPED_UP]);
+    ops->gelu_times(v->be, inner, up);
+    ops->clamp(v->be, inner, inner, clip->input_min, clip->input_max);
+    ops->linear(v->be, rows, inner, &w->down);
+    ops->clamp(v->be, rows, rows, clip->output_min, clip->output_max);
 }
 
 static void
@@ -346,6 +413,10 @@ feed_forward(struct ns_vision *v, const struct run *run,
         struct ns_rows inner = some(v->inner, 0, part);
         struct ns_rows rows = some(normed, at, part);
 
+        if (v->model->config.vision.clipped) {
+            clipped_mlp(v, rows, w);
+            continue;
+        }
         ops->gated(v->be, inner, rows, &w->gated);
         ops->linear(v->be, rows, inner, &w->down);
     }

@@ -287,6 +287,12 @@ struct ns_backend_ops {
                        struct ns_rows x, const uint32_t *corner,
                        const uint32_t *columns, uint32_t side, float scale,
                        const float *bias, const float *std);
+    /* Clipped linears of a vision tower: rows between two limits, and what
+     * gated() computes, of its two products: y = gelu_tanh(y) * up. */
+    void (*clamp)(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+                  float least, float most); /* y may be x; NaN stays */
+    void (*gelu_times)(struct ns_backend *be, struct ns_rows y,
+                       struct ns_rows up);
     /* Whole logits of a few rows into host memory [n][V]: tests, and nothing
      * else, want these. */
     void (*logits)(struct ns_backend *be, struct ns_rows h,

@@ -400,6 +400,15 @@ list_vision(struct list *list)
     const char *p = "model.encoder.vision_tower.encoder.layers.0.";
     const char *tower = "model.encoder.vision_tower.";
     const uint32_t nq = V_HEADS * V_HEAD_DIM;
+    static const char *const modules[] = {
+        "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o",
+        "mlp.gate", "mlp.up", "mlp.down",
+    };
+    static const char *const limits[] = { "input_min", "input_max",
+                                          "output_min", "output_max" };
+    /* Where about a third of the values lie beyond. */
+    const struct fill below = { .least = -0.9, .most = -0.2 };
+    const struct fill above = { .least = 0.2, .most = 0.9 };
 
     linear(list, "model.encoder.embed_vision.",
            "embedding_projection.weight", 1.0, list->recipe->hidden,
@@ -412,6 +421,14 @@ list_vision(struct list *list)
         0);
     put(list, tower, "std_scale", (struct fill){ .least = 0.2, .most = 0.6 },
         1, V_HIDDEN, 0, 0);
+    for (int i = 0; i < 7 && list->recipe->clipped; i++)
+        for (int j = 0; j < 4; j++) {
+            char suffix[64];
+
+            snprintf(suffix, sizeof(suffix), "%s_proj.%s", modules[i],
+                     limits[j]);
+            put(list, p, suffix, j % 2 ? above : below, 0, 0, 0, 0);
+        }
     linear(list, p, "self_attn.q_proj.linear.weight", 1.0, nq, V_HIDDEN);
     linear(list, p, "self_attn.k_proj.linear.weight", 1.0, nq, V_HIDDEN);
     linear(list, p, "self_attn.v_proj.linear.weight", 1.0, nq, V_HIDDEN);
@@ -742,7 +759,7 @@ text_config(const struct tiny_recipe *r)
 }
 
 static json_t *
-vision_config(void)
+vision_config(bool clipped)
 {
     return need(json_pack(
         "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b,"
@@ -753,7 +770,7 @@ vision_config(void)
         "head_dim", V_HEAD_DIM, "patch_size", V_PATCH,
         "pooling_kernel_size", V_POOLING,
         "position_embedding_size", V_POSITIONS, "rms_norm_eps", 1e-6,
-        "standardize", 1, "use_clipped_linears", 0,
+        "standardize", 1, "use_clipped_linears", clipped,
         "hidden_activation", "gelu_pytorch_tanh", "attention_bias", 0,
         "rope_parameters", "rope_type", "axial", "rope_theta", 100.0));
 }
@@ -793,7 +810,7 @@ write_config(const struct tiny_recipe *r, const char *directory)
         "eos_token_id", 1, 106, "text_config", text_config(r)));
 
     if (r->vision)
-        json_object_set_new(config, "vision_config", vision_config());
+        json_object_set_new(config, "vision_config", vision_config(r->clipped));
     if (r->fp8)
         json_object_set_new(config, "quantization_config", fp8_config());
     write_json(directory, "config.json", config);

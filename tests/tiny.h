@@ -27,6 +27,7 @@ struct tiny_recipe {
     uint32_t n_shards; /* above 1: shards and an index */
     bool per_layer_config; /* the newer form of config.json */
     bool vision;           /* with a small tower */
+    bool clipped;          /* whose projections have limits */
     bool copies;           /* shared tensors stored for the encoder too, and
                             * lm_head.weight */
     bool fp8;              /* layers' matrices in F8_E4M3 with a scale a row, as

@@ -468,6 +468,21 @@ op_patch_pool(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 }
 
 static void
+op_clamp(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+         float least, float most)
+{
+    assert(same_shape(y, x));
+    TIMED(be, clamp(be, y, x, least, most));
+}
+
+static void
+op_gelu_times(struct ns_backend *be, struct ns_rows y, struct ns_rows up)
+{
+    assert(same_shape(y, up));
+    TIMED(be, gelu_times(be, y, up));
+}
+
+static void
 op_logits(struct ns_backend *be, struct ns_rows h,
           const struct ns_weight *table, float softcap, float *out)
 {
@@ -515,6 +530,8 @@ static const struct ns_backend_ops table = {
     .patch_place = op_patch_place,
     .patch_qkv = op_patch_qkv,
     .patch_pool = op_patch_pool,
+    .clamp = op_clamp,
+    .gelu_times = op_gelu_times,
     .logits = op_logits,
     .reserve = op_reserve,
     .scratch_bytes = op_scratch_bytes,

@@ -137,3 +137,51 @@ patch_pool_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 
     pool_run(((struct cpu *)be)->pool, y.n_rows, pool_row, &job);
 }
+
+struct limits_job {
+    struct ns_rows y, x;
+    float least, most;
+};
+
+static void
+clamp_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct limits_job *job = ctx;
+    const float *x = row_of(job->x, i);
+    float *y = row_of(job->y, i);
+
+    (void)thread;
+    for (uint32_t j = 0; j < job->y.n_cols; j++)
+        y[j] = x[j] < job->least  ? job->least
+               : x[j] > job->most ? job->most
+                                  : x[j];
+}
+
+void
+clamp_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+          float least, float most)
+{
+    struct limits_job job = { y, x, least, most };
+
+    pool_run(((struct cpu *)be)->pool, y.n_rows, clamp_row, &job);
+}
+
+static void
+gelu_times_row(void *ctx, uint32_t i, uint32_t thread)
+{
+    const struct limits_job *job = ctx;
+    const float *up = row_of(job->x, i);
+    float *y = row_of(job->y, i);
+
+    (void)thread;
+    for (uint32_t j = 0; j < job->y.n_cols; j++)
+        y[j] = (float)(gelu_tanh((double)y[j]) * (double)up[j]);
+}
+
+void
+gelu_times_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows up)
+{
+    struct limits_job job = { y, up, 0, 0 };
+
+    pool_run(((struct cpu *)be)->pool, y.n_rows, gelu_times_row, &job);
+}

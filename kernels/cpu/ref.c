@@ -21,6 +21,8 @@ cpu_ops_ref(struct ns_backend_ops *ops)
     ops->patch_place = patch_place_ref;
     ops->patch_qkv = patch_qkv_ref;
     ops->patch_pool = patch_pool_ref;
+    ops->clamp = clamp_ref;
+    ops->gelu_times = gelu_times_ref;
     ops->logits = logits_ref;
 }
 

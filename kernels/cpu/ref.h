@@ -53,6 +53,10 @@ void patch_pool_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
                     const uint32_t *corner, const uint32_t *columns,
                     uint32_t side, float scale, const float *bias,
                     const float *std);
+void clamp_ref(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
+               float least, float most);
+void gelu_times_ref(struct ns_backend *be, struct ns_rows y,
+                    struct ns_rows up);
 void logits_ref(struct ns_backend *be, struct ns_rows h,
                 const struct ns_weight *table, float softcap, float *out);
 

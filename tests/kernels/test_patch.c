@@ -229,6 +229,54 @@ every_patch_sees_its_own_picture_and_no_other(void **state)
     on_every_isa(check_pictures_apart);
 }
 
+static void
+check_limits(struct lab *lab)
+{
+    enum { ROWS = 5, COLUMNS = 37 };
+    size_t mark = lab->n_pieces;
+    struct ns_rows x = lab_rows(lab, ROWS, COLUMNS);
+    struct ns_rows y = lab_rows(lab, ROWS, COLUMNS);
+    struct ns_rows up = lab_rows(lab, ROWS, COLUMNS);
+    uint64_t seed = 17;
+
+    fill(x, &seed, 2);
+    fill(up, &seed, 2);
+    row(x, 3)[4] = NAN;
+    lab->ops->clamp(lab->be, y, x, -0.5f, 0.75f);
+    lab_sync(lab);
+    assert_gaps_whole(y);
+    assert_true(isnan(row(y, 3)[4]));
+    row(x, 3)[4] = row(y, 3)[4] = 0;
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t j = 0; j < COLUMNS; j++)
+            assert_true(row(y, i)[j] ==
+                        fminf(fmaxf(row(x, i)[j], -0.5f), 0.75f));
+    lab->ops->clamp(lab->be, y, y, -INFINITY, 0.25f); /* in place */
+    lab_sync(lab);
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t j = 0; j < COLUMNS; j++)
+            assert_true(row(y, i)[j] ==
+                        fminf(fmaxf(row(x, i)[j], -0.5f), 0.25f));
+    lab->ops->gelu_times(lab->be, y, up);
+    lab_sync(lab);
+    assert_gaps_whole(y);
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t j = 0; j < COLUMNS; j++) {
+            double gate = fmin(fmax((double)row(x, i)[j], -0.5), 0.25);
+
+            assert_near(lab, "gelu_times", (double)row(y, i)[j],
+                        naive_gelu(gate) * (double)row(up, i)[j], 1e-6);
+        }
+    lab_release_to(lab, mark);
+}
+
+static void
+rows_are_held_between_limits_and_gated(void **state)
+{
+    (void)state;
+    on_every_isa(check_limits);
+}
+
 int
 main(void)
 {
@@ -236,6 +284,7 @@ main(void)
         cmocka_unit_test(heads_are_normed_and_turned_by_both_places),
         cmocka_unit_test(places_are_added_and_squares_pooled),
         cmocka_unit_test(every_patch_sees_its_own_picture_and_no_other),
+        cmocka_unit_test(rows_are_held_between_limits_and_gated),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
