@@ -560,6 +560,7 @@ start(struct ns_http *http, struct ns_error *err)
     if (rc != 0)
         return ns_fail(err, NS_FATAL, "start a thread: %s", strerror(rc));
     http->has_thread = true;
+    pthread_setname_np(http->thread, "http");
     return NS_OK;
 }
 

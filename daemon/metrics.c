@@ -69,7 +69,9 @@ set(_Atomic uint64_t *number, uint64_t value)
 /* Codes of result rows and dead letters, as the other layers spell them. */
 static const char *const codes[] = {
     "bad_encoding", "bad_id", "bad_image", "bad_json", "bad_param", "bad_text",
-    "bad_tool_call", "cancelled", "duplicate_id", "empty_prompt", "engine",
+    "bad_tool_call", "cancel", "cancelled", "document_broken", "document_hash",
+    "document_limit", "document_missing", "document_type", "duplicate_id",
+    "empty_prompt", "engine",
     "expired", "id_conflict", "image_limit", "image_type", "internal", "io",
     "missing_id", "nan_logits", "out_of_memory", "over_context", "over_memory",
     "path_denied", "result_too_large", "retries_exhausted", "stalled",

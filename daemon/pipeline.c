@@ -260,6 +260,10 @@ start_threads(struct ns_pipeline *pipeline, struct ns_error *err)
                             pipeline);
         if (rc != 0)
             return ns_fail(err, NS_FATAL, "start a thread: %s", strerror(rc));
+        /* For `top -H` and debuggers; that it may fail is no matter. */
+        pthread_setname_np(pipeline->threads[i], i + 2 < n   ? "prepare"
+                                                 : i + 1 < n ? "engine"
+                                                             : "sink");
         pipeline->n_threads++;
     }
     return NS_OK;

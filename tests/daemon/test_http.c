@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <glob.h>
 #include <poll.h>
 #include <pthread.h>
 
@@ -264,6 +265,71 @@ every_code_is_a_word_that_a_label_can_hold_and_stands_once(void **state)
             assert_true(strcmp(ns_metrics_code(i - 1), code) < 0);
     }
     assert_string_equal(ns_metrics_code(NS_METRICS_CODES + 5), "other");
+}
+
+/* The word behind `call` and its first comma: its code, if it names one. */
+static bool
+code_in_call(const char *call, char *out, size_t out_size)
+{
+    const char *comma = call + strcspn(call, ",;"), *word;
+    size_t n;
+
+    if (*comma != ',')
+        return false;
+    word = comma + 1 + strspn(comma + 1, " \n");
+    if (*word != '"')
+        return false;
+    n = strspn(word + 1, "abcdefghijklmnopqrstuvwxyz_");
+    if (n == 0 || n >= out_size || word[1 + n] != '"')
+        return false;
+    snprintf(out, out_size, "%.*s", (int)n, word + 1);
+    return true;
+}
+
+static bool
+is_counted(const char *code)
+{
+    for (size_t i = 0; strcmp(ns_metrics_code(i), "other") != 0; i++)
+        if (strcmp(ns_metrics_code(i), code) == 0)
+            return true;
+    return false;
+}
+
+/* What the sources refuse a job with is counted by its name. Codes that end a
+ * command or the process, and no job, are not among them. */
+static void
+every_code_that_a_job_is_refused_with_is_counted_by_name(void **state)
+{
+    static const char *const places[] = { "daemon/*.c", "engine/*.c",
+                                          "connectors/*.c" };
+    static const char not_of_jobs[] =
+        " bad_spool edited input_changed locked not_ours postgres_setup"
+        " unreadable_input usage bad_model bad_output ";
+    int n_seen = 0;
+    glob_t found;
+
+    (void)state;
+    for (size_t p = 0; p < sizeof(places) / sizeof(places[0]); p++) {
+        assert_int_equal(glob(places[p], 0, NULL, &found), 0);
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            char *text = slurp(found.gl_pathv[i]), *at = text;
+            char code[40], word[48];
+
+            while ((at = strstr(at, "ns_refuse(")) != NULL) {
+                at += 10;
+                if (!code_in_call(at, code, sizeof(code)))
+                    continue;
+                snprintf(word, sizeof(word), " %s ", code);
+                if (!is_counted(code) && !strstr(not_of_jobs, word))
+                    fail_msg("%s: \"%s\" is counted as other",
+                             found.gl_pathv[i], code);
+                n_seen++;
+            }
+            free(text);
+        }
+        globfree(&found);
+    }
+    assert_true(n_seen > 50);
 }
 
 static void
@@ -792,6 +858,8 @@ main(void)
             every_metric_has_help_a_type_and_numbers_that_are_right),
         cmocka_unit_test(
             every_code_is_a_word_that_a_label_can_hold_and_stands_once),
+        cmocka_unit_test(
+            every_code_that_a_job_is_refused_with_is_counted_by_name),
         cmocka_unit_test(
             the_status_is_json_and_the_page_needs_nothing_from_elsewhere),
         cmocka_unit_test(readiness_and_health_say_what_is_so_in_one_line),
