@@ -312,9 +312,11 @@ every_code_that_a_job_is_refused_with_is_counted_by_name(void **state)
     for (size_t p = 0; p < sizeof(places) / sizeof(places[0]); p++) {
         assert_int_equal(glob(places[p], 0, NULL, &found), 0);
         for (size_t i = 0; i < found.gl_pathc; i++) {
-            char *text = slurp(found.gl_pathv[i]), *at = text;
-            char code[40], word[48];
+            char *text, *at, code[40], word[48];
 
+            if (strstr(found.gl_pathv[i], "/command"))
+                continue; /* ends a command, and no job */
+            at = text = slurp(found.gl_pathv[i]);
             while ((at = strstr(at, "ns_refuse(")) != NULL) {
                 at += 10;
                 if (!code_in_call(at, code, sizeof(code)))
