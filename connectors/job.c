@@ -84,6 +84,9 @@ parse_text(struct ns_parse *p, const struct ns_message *message, json_t **out)
         return ns_refuse(p->err, "too_large", NULL,
                          "%" PRIu64 " bytes, at most %zu", message->length,
                          most);
+    if (message->bad_frame)
+        return ns_refuse(p->err, "bad_lz4", NULL, "it begins as an LZ4 frame "
+                         "and is broken");
     status = ns_job_scan(message->bytes, (size_t)message->length, p->err);
     if (status != NS_OK)
         return status;

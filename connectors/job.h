@@ -10,6 +10,7 @@
  *     bad_text     NUL, invalid UTF-8, a lone surrogate, a raw control
  *                  character inside a string
  *     too_large    over max_bytes; judged before parsing
+ *     bad_lz4      a broken LZ4 frame (Kafka)
  *     missing_id   no custom_id (where ids are not made from the position)
  *     bad_id       custom_id or batch empty, too long, control characters
  *     bad_param    a value of the wrong type or out of its range, or a field

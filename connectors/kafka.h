@@ -100,6 +100,11 @@ enum ns_status ns_kafka_rewind(const struct ns_kafka_options *options,
                                int64_t since_ms, ns_kafka_rewound visit,
                                void *context, struct ns_error *err);
 
+/* For how long options->topics keep a message, the longest of them; INT64_MAX:
+ * for ever. NS_RETRY: brokers are away. */
+enum ns_status ns_kafka_retention(const struct ns_kafka_options *options,
+                                  int64_t *out_ms, struct ns_error *err);
+
 /* --- producer: idempotent ---------------------------------------------- */
 
 struct ns_kafka_producer;

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "connectors/kafka_private.h"
+#include "connectors/secret.h"
 
 /* clang-format off */
 static const struct ns_kafka_setting for_both[] = {
@@ -63,6 +64,29 @@ set(rd_kafka_conf_t *conf, const char *key, const char *value,
     return ns_fail(err, NS_REJECT, "kafka.%.80s: %s", key, why);
 }
 
+/* "@/path": the value is the first line of that file, a credential perhaps.
+ * None of librdkafka's own values begins so. */
+static enum ns_status
+set_given(rd_kafka_conf_t *conf, const struct ns_kafka_setting *setting,
+          struct ns_error *err)
+{
+    char secret[NS_SECRET_BYTES], name[96];
+    enum ns_status status;
+
+    if (strncmp(setting->value, "@/", 2) != 0)
+        return set(conf, setting->key, setting->value, err);
+    snprintf(name, sizeof(name), "kafka.%.80s", setting->key);
+    status = ns_secret_read(setting->value + 1, name, secret, err);
+    if (status != NS_OK)
+        return status;
+    status = set(conf, setting->key, secret, err);
+    if (status != NS_OK) /* whatever librdkafka quotes of it */
+        status = ns_fail(err, NS_REJECT, "%s: what %.200s holds is not a value "
+                         "of it", name, setting->value + 1);
+    explicit_bzero(secret, sizeof(secret));
+    return status;
+}
+
 static enum ns_status
 set_all(rd_kafka_conf_t *conf, const struct ns_kafka_setting *settings,
         size_t n, struct ns_error *err)
@@ -70,7 +94,7 @@ set_all(rd_kafka_conf_t *conf, const struct ns_kafka_setting *settings,
     enum ns_status status = NS_OK;
 
     for (size_t i = 0; i < n && status == NS_OK; i++)
-        status = set(conf, settings[i].key, settings[i].value, err);
+        status = set_given(conf, &settings[i], err);
     return status;
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/reader.h"
+#include "connectors/frame.h"
 #include "connectors/kafka_private.h"
 #include "connectors/result.h"
 
@@ -41,6 +42,7 @@ ns_kafka_reader_fini(struct ns_kafka_reader *reader)
     ns_buf_fini(&reader->trace_parent);
     ns_buf_fini(&reader->trace_state);
     ns_buf_fini(&reader->headers);
+    ns_buf_fini(&reader->unpacked);
     reader->hash = NULL;
     reader->sha256 = NULL;
 }
@@ -127,6 +129,33 @@ read_headers(struct ns_kafka_reader *reader,
         out->headers = reader->headers.data;
 }
 
+/* A value that is an LZ4 frame is the message that it holds, hash and all, as a
+ * line of a compressed file is. What a frame's name promises and does not hold
+ * is kept as it came. */
+static enum ns_status
+unpack(struct ns_kafka_reader *reader, size_t most, struct ns_message *out,
+       struct ns_error *err)
+{
+    enum ns_status status;
+
+    ns_buf_fini(&reader->unpacked); /* the last one may have been large */
+    ns_buf_init(&reader->unpacked, most);
+    status = ns_frame_unpack(out->bytes, (size_t)out->length,
+                             &reader->unpacked, err);
+    if (status == NS_OK) {
+        out->bytes = reader->unpacked.data ? reader->unpacked.data : "";
+        out->length = reader->unpacked.length;
+    } else if (status == NS_REJECT && strcmp(err->code, "too_large") == 0) {
+        out->bytes = NULL; /* as one that came so */
+        out->length = most + 1;
+    } else if (status == NS_REJECT) {
+        out->bad_frame = true;
+    } else {
+        return status;
+    }
+    return NS_OK;
+}
+
 enum ns_status
 ns_kafka_read(struct ns_kafka_reader *reader,
               const struct ns_kafka_options *options,
@@ -137,14 +166,23 @@ ns_kafka_read(struct ns_kafka_reader *reader,
                                        : DEFAULT_MESSAGE;
     rd_kafka_headers_t *headers = NULL;
     size_t length = message->payload ? message->len : 0;
-    bool is_key = options->id_from && strcmp(options->id_from, "key") == 0;
+    enum ns_status status;
+    bool unpacked, is_key = options->id_from && strcmp(options->id_from, "key") == 0;
 
     *out = (struct ns_message){ .kind = NS_MESSAGE_JOB, .length = length };
     if (length > 0 && length <= most)
         out->bytes = message->payload;
+    if (out->bytes && ns_frame_is(out->bytes, length)) {
+        status = unpack(reader, most, out, err);
+        if (status != NS_OK)
+            return status;
+    }
+    unpacked = out->bytes && out->bytes != message->payload;
     if (EVP_DigestInit_ex2(reader->hash, reader->sha256, NULL) != 1 ||
-        EVP_DigestUpdate(reader->hash, message->payload ? message->payload : "",
-                         length) != 1 ||
+        EVP_DigestUpdate(reader->hash, unpacked ? out->bytes
+                                       : message->payload ? message->payload
+                                                          : "",
+                         unpacked ? out->length : length) != 1 ||
         EVP_DigestFinal_ex(reader->hash, out->sha256, NULL) != 1)
         return ns_fail(err, NS_FATAL, "hash a message of %zu bytes", length);
 

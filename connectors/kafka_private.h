@@ -28,6 +28,7 @@ struct ns_kafka_reader {
     EVP_MD *sha256;
     EVP_MD_CTX *hash;
     struct ns_buf id, batch, trace_parent, trace_state, headers;
+    struct ns_buf unpacked; /* of a value that is an LZ4 frame */
 };
 enum ns_status ns_kafka_reader_init(struct ns_kafka_reader *reader,
                                     struct ns_error *err);

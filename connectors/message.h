@@ -43,6 +43,7 @@ struct ns_message {
                           * which `nightshift submit` sets */
     const char *trace_parent, *trace_state; /* W3C trace context */
     const char *headers; /* all of them, as a JSON object: for dead letters */
+    bool bad_frame;      /* the bytes are a broken LZ4 frame, as they came */
     bool cancels;        /* a tombstone that cancels the job of its id */
 };
 

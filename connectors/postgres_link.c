@@ -1,17 +1,16 @@
 #include "connectors/postgres_link.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "connectors/secret.h"
 
-enum { CONNECT_MS = 5000, ANSWER_MS = 30000, PASSWORD_BYTES = 1024 };
+enum { CONNECT_MS = 5000, ANSWER_MS = 30000 };
 
 static int64_t
 now_ms(void)
@@ -118,31 +117,6 @@ connect_words(const struct ns_pg_link *link, const char *password, bool remote,
     return n;
 }
 
-/* A secret that others may read is refused before it is used. */
-static enum ns_status
-read_password(const char *path, char out[PASSWORD_BYTES], struct ns_error *err)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    ssize_t n;
-
-    if (fd == -1)
-        return ns_fail_errno(err, NS_REJECT, "postgres.password_file %.200s",
-                             path);
-    if (fstat(fd, &st) == -1 || (st.st_mode & 0037) != 0) {
-        close(fd);
-        return ns_fail(err, NS_REJECT, "postgres.password_file %.200s can be "
-                       "read by others: take their rights away", path);
-    }
-    n = read(fd, out, PASSWORD_BYTES - 1);
-    close(fd);
-    if (n < 0)
-        return ns_fail_errno(err, NS_REJECT, "read %.200s", path);
-    out[n] = '\0';
-    out[strcspn(out, "\r\n")] = '\0';
-    return NS_OK;
-}
-
 /* How many SQLSTATEs stand in a verbose message, and how many of them say
  * that the set-up is wrong: "FATAL:  28P01: password authentication ...". */
 static void
@@ -193,6 +167,28 @@ is_setup_fault(const char *const *keys, const char *const *values,
     }
     PQfinish(conn);
     return n_states > 0 && n_setup == n_states;
+}
+
+/* A certificate of another name, or of nobody we know, or no TLS where it must
+ * be: libpq has only words for it. One host of many that is down may hide what
+ * the others would do, so all have to say so. */
+static bool
+is_tls_fault(const char *text)
+{
+    static const char *const words[] = {
+        "does not match host name",
+        "certificate verify failed",
+        "does not support SSL",
+        "root certificate file",
+    };
+    int n_hosts = 0, n_faults = 0;
+
+    for (const char *at = text; (at = strstr(at, "connection to server")); at++)
+        n_hosts++;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        for (const char *at = text; (at = strstr(at, words[i])); at++)
+            n_faults++;
+    return n_faults > 0 && n_faults >= n_hosts;
 }
 
 /* Whether one of a comma list of hosts or addresses is not this machine. */
@@ -246,7 +242,7 @@ static enum ns_status
 open_connection(struct ns_pg_link *link, struct ns_error *err)
 {
     const char *keys[24], *values[24];
-    char texts[3][24], password[PASSWORD_BYTES], why[200], state[6];
+    char texts[3][24], password[NS_SECRET_BYTES], why[200], state[6];
     const char *file = link->options.password_file;
     enum ns_status status;
     bool remote;
@@ -255,7 +251,7 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
     if (status != NS_OK)
         return status;
     if (file) {
-        status = read_password(file, password, err);
+        status = ns_secret_read(file, "postgres.password_file", password, err);
         if (status != NS_OK)
             return status;
     }
@@ -265,7 +261,10 @@ open_connection(struct ns_pg_link *link, struct ns_error *err)
         status = ns_fail(err, NS_FATAL, "out of memory for a connection");
     } else if (PQstatus(link->conn) != CONNECTION_OK) {
         first_line(PQerrorMessage(link->conn), why, sizeof(why));
-        if (is_setup_fault(keys, values, state, sizeof(state)))
+        if (is_tls_fault(PQerrorMessage(link->conn)))
+            status = ns_refuse(err, "postgres_setup", NULL, "postgres: %s",
+                               why);
+        else if (is_setup_fault(keys, values, state, sizeof(state)))
             status = fail_setup(err, state, why);
         else
             status = ns_fail(err, NS_RETRY, "postgres: %s",

@@ -87,6 +87,35 @@ migrate(const struct ns_postgres_options *postgres, struct ns_error *err)
     return NS_OK;
 }
 
+/* A message that is read again must find its row, so rows stay for as long as
+ * topics keep their messages, where those are known. */
+static enum ns_status
+check_retention(const struct ns_options *options, int64_t age_ms,
+                struct ns_error *err)
+{
+    struct ns_kafka_setting *settings;
+    struct ns_kafka_options kafka;
+    int64_t kept_ms = 0;
+    enum ns_status status;
+
+    if (!options->intake.topics)
+        return NS_OK;
+    settings = calloc(options->n_kafka + 1, sizeof(*settings));
+    if (!settings)
+        return ns_fail(err, NS_FATAL, "out of memory for [kafka]");
+    kafka = ns_ends_kafka(options, settings);
+    status = ns_kafka_retention(&kafka, &kept_ms, err);
+    free(settings);
+    if (status != NS_OK || kept_ms < age_ms)
+        return status;
+    if (kept_ms == INT64_MAX)
+        return ns_fail(err, NS_REJECT, "intake.topics keep messages for ever, "
+                       "and one that is read again must find its row");
+    return ns_fail(err, NS_REJECT, "intake.topics keep messages for %" PRId64
+                   " hours, and one that is read again must find its row: "
+                   "--older-than must be more", kept_ms / 3600000);
+}
+
 static enum ns_status
 purge(const struct db *db, const struct ns_postgres_options *postgres,
       struct ns_error *err)
@@ -98,7 +127,9 @@ purge(const struct db *db, const struct ns_postgres_options *postgres,
     if (!db->older_than || !parse_age(db->older_than, &age_ms))
         return ns_refuse(err, "usage", NULL,
                          "purge needs --older-than, such as 30d");
-    status = ns_postgres_purge(postgres, age_ms, &purged, err);
+    status = check_retention(db->options, age_ms, err);
+    if (status == NS_OK)
+        status = ns_postgres_purge(postgres, age_ms, &purged, err);
     if (status == NS_OK)
         printf("%" PRIu64 " jobs, %" PRIu64 " dead letters, %" PRIu64
                " batches, %" PRIu64 " documents removed\n",

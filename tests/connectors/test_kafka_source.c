@@ -6,7 +6,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <sys/stat.h>
+
 #include "base/log.h"
+#include "connectors/frame.h"
 #include "connectors/job.h"
 #include "connectors/kafka.h"
 #include "tests/fault.h"
@@ -488,6 +491,65 @@ each_codec_is_read(void **state)
     ns_kafka_source_close(kafka);
 }
 
+/* As a line of a compressed file: what counts is what the frame holds. */
+static void
+a_value_that_is_an_lz4_frame_is_the_message_in_it(void **state)
+{
+    struct ns_kafka_source *kafka;
+    struct ns_message plain, packed, message;
+    unsigned char hash[NS_SHA256_BYTES];
+    struct ns_job_options options = { .max_bytes = 4000 };
+    struct ns_job *job = NULL;
+    struct ns_error err;
+    struct ns_buf frame, bomb;
+    char text[3000];
+
+    (void)state;
+    NEEDS_BROKER();
+    make_topic("frames", 1);
+    memset(text, 'f', sizeof(text));
+    ns_buf_init(&frame, 1 << 20);
+    ns_buf_init(&bomb, 2 << 20);
+    ns_frame_pack(text, sizeof(text), &frame);
+    {
+        char *zeros = calloc(1, 800000);
+
+        ns_frame_pack(zeros, 800000, &bomb);
+        free(zeros);
+    }
+    assert_in_range(bomb.length, 1, 4000);
+    assert_true(produce(&broker, "frames", 0, NULL, text, sizeof(text), NULL));
+    assert_true(produce(&broker, "frames", 0, NULL, frame.data, frame.length,
+                        NULL));
+    assert_true(produce(&broker, "frames", 0, NULL, frame.data,
+                        frame.length - 3, NULL));
+    assert_true(produce(&broker, "frames", 0, NULL, bomb.data, bomb.length,
+                        NULL));
+    assert_true(produce_flush(&broker));
+    kafka = open_consumer(&(struct consumer){ .topics = "frames",
+                                              .max_message = 4000 });
+    assert_true(next(kafka, &plain, SOON_MS));
+    memcpy(hash, plain.sha256, sizeof(hash));
+    assert_true(next(kafka, &packed, SOON_MS));
+    assert_int_equal(packed.length, sizeof(text));
+    assert_memory_equal(packed.bytes, text, sizeof(text));
+    assert_memory_equal(packed.sha256, hash, sizeof(hash));
+    assert_true(next(kafka, &message, SOON_MS)); /* cut off: kept as it is */
+    assert_true(message.bad_frame);
+    assert_int_equal(message.length, frame.length - 3);
+    assert_int_equal(ns_job_parse(&message, &options, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "bad_lz4");
+    ns_job_destroy(job);
+    assert_true(next(kafka, &message, SOON_MS)); /* nearly a megabyte of zeros */
+    assert_null(message.bytes);
+    assert_int_equal(ns_job_parse(&message, &options, &job, &err), NS_REJECT);
+    assert_string_equal(err.code, "too_large");
+    ns_job_destroy(job);
+    ns_kafka_source_close(kafka);
+    ns_buf_fini(&frame);
+    ns_buf_fini(&bomb);
+}
+
 static void
 add_header(rd_kafka_headers_t *list, const char *name, const char *value)
 {
@@ -932,7 +994,7 @@ consume_secure(const char *topic, const char *mechanism, const char *password,
 {
     struct ns_kafka_setting settings[] = {
         { "bootstrap.servers", broker.secure_address },
-        { "group.id", password },
+        { "group.id", "secure" },
         { "security.protocol", "SASL_SSL" },
         { "sasl.mechanisms", mechanism },
         { "sasl.username", "night" },
@@ -964,7 +1026,10 @@ consume_secure(const char *topic, const char *mechanism, const char *password,
 static void
 a_broker_is_talked_to_over_tls_as_a_user(void **state)
 {
+    char path[PATH_MAX + 32], value[PATH_MAX + 40];
+    char named[sizeof(broker.secure_address)], given[sizeof(named)];
     struct ns_error err = { 0 };
+    FILE *file;
 
     (void)state;
     NEEDS_BROKER();
@@ -984,6 +1049,29 @@ a_broker_is_talked_to_over_tls_as_a_user(void **state)
                                     broker.certificate, &err), NS_FATAL);
     assert_string_equal(err.code, "not_allowed");
     assert_null(strstr(err.text, "wrong-secret"));
+    /* A password of a file, which nobody else may read. */
+    snprintf(path, sizeof(path), "%s/password", broker.folder);
+    file = fopen(path, "w");
+    fputs("plain-secret\n", file);
+    fclose(file);
+    snprintf(value, sizeof(value), "@%s", path);
+    chmod(path, 0604);
+    assert_int_equal(consume_secure("secure", "PLAIN", value,
+                                    broker.certificate, &err), NS_REJECT);
+    assert_non_null(strstr(err.text, "kafka.sasl.password"));
+    assert_null(strstr(err.text, "plain-secret"));
+    chmod(path, 0600);
+    if (consume_secure("secure", "PLAIN", value, broker.certificate, &err) !=
+        NS_OK)
+        fail_msg("%s", err.text);
+    /* A certificate of another name than the one that is called. */
+    snprintf(named, sizeof(named), "localhost:%d", broker.secure_port);
+    memcpy(given, broker.secure_address, sizeof(given));
+    memcpy(broker.secure_address, named, sizeof(broker.secure_address));
+    assert_int_equal(consume_secure("secure", "PLAIN", "plain-secret",
+                                    broker.certificate, &err), NS_FATAL);
+    assert_string_equal(err.code, "not_allowed");
+    memcpy(broker.secure_address, given, sizeof(given));
     /* A certificate that nobody vouches for. */
     assert_int_equal(consume_secure("secure", "PLAIN", "plain-secret", NULL,
                                     &err), NS_FATAL);
@@ -1056,6 +1144,7 @@ main(int argc, char **argv)
         cmocka_unit_test(no_more_than_the_window_is_handed_out),
         cmocka_unit_test(a_long_job_at_the_head_stops_its_own_partition_alone),
         cmocka_unit_test(each_codec_is_read),
+        cmocka_unit_test(a_value_that_is_an_lz4_frame_is_the_message_in_it),
         cmocka_unit_test(headers_bring_the_trace_the_batch_and_the_id),
         cmocka_unit_test(a_null_payload_is_refused_or_cancels),
         cmocka_unit_test(a_message_over_the_limit_is_told_and_not_kept),

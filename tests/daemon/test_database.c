@@ -83,6 +83,73 @@ the_schema_is_installed_migrated_and_purged(void **state)
     sql("CREATE ROLE nsd LOGIN IN ROLE nightshift_rw");
 }
 
+/* Tables, columns, indexes, functions, rights and views, in one line each. */
+static const char catalogue[] =
+    "SELECT string_agg(line, E'\\n' ORDER BY line) FROM ("
+    "SELECT table_name || '.' || column_name || ' ' || data_type || ' ' ||"
+    " is_nullable || ' ' || coalesce(column_default, '') AS line"
+    " FROM information_schema.columns WHERE table_schema = 'nightshift' "
+    "UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'nightshift' "
+    "UNION ALL SELECT p.oid::regprocedure || ' ' || md5(prosrc) || ' ' ||"
+    " coalesce(proacl::text, '') FROM pg_proc p WHERE pronamespace ="
+    " 'nightshift'::regnamespace "
+    "UNION ALL SELECT relname || ' ' || coalesce(relacl::text, '') FROM"
+    " pg_class WHERE relnamespace = 'nightshift'::regnamespace) x";
+
+static char *
+catalogue_of(const char *database)
+{
+    PGconn *conn = pg_open_as("ns", database);
+    PGresult *result = PQexec(conn, catalogue);
+    char *text;
+
+    if (PQresultStatus(result) != PGRES_TUPLES_OK)
+        fail_msg("%s: %s", database, PQerrorMessage(conn));
+    text = strdup(PQgetvalue(result, 0, 0));
+    PQclear(result);
+    PQfinish(conn);
+    return text;
+}
+
+/* A database of version 1, with rows in it, becomes what `init` makes today. */
+static void
+an_older_schema_is_brought_to_this_one_with_what_it_holds(void **state)
+{
+    char older[128], *first = slurp("connectors/schema.sql"), *a, *b;
+    PGconn *conn;
+    PGresult *result;
+
+    (void)state;
+    sql("CREATE DATABASE older");
+    conn = pg_open_as("ns", "older");
+    result = PQexec(conn, first);
+    if (PQresultStatus(result) != PGRES_COMMAND_OK)
+        fail_msg("schema.sql: %s", PQerrorMessage(conn));
+    PQclear(result);
+    PQclear(PQexec(conn, "INSERT INTO nightshift.document (id, sha256,"
+                         " content_lz4, content_bytes) VALUES ('old',"
+                         " decode(repeat('00', 32), 'hex'), '', 0)"));
+    PQfinish(conn);
+    free(first);
+    snprintf(older, sizeof(older), "host=127.0.0.1 port=%d user=ns "
+             "dbname=older", pg_server.port);
+    assert_int_equal(RUN("db", "migrate", "--conninfo", older), 0);
+    assert_true(file_says(in_folder("stdout"), "from version 1 to 2"));
+    assert_int_equal(RUN("db", "migrate", "--conninfo", older), 0);
+    assert_true(file_says(in_folder("stdout"), "nothing to do"));
+    a = catalogue_of("postgres");
+    b = catalogue_of("older");
+    assert_string_equal(a, b);
+    free(a);
+    free(b);
+    conn = pg_open_as("ns", "older");
+    result = PQexec(conn, "SELECT media_type FROM nightshift.document");
+    assert_string_equal(PQgetvalue(result, 0, 0), "text/plain");
+    PQclear(result);
+    PQfinish(conn);
+    sql("DROP DATABASE older");
+}
+
 static void
 new_spool(const char *name)
 {
@@ -246,6 +313,8 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_schema_is_installed_migrated_and_purged),
+        cmocka_unit_test(
+            an_older_schema_is_brought_to_this_one_with_what_it_holds),
         cmocka_unit_test(a_file_is_answered_in_rows_once_however_often_it_comes),
         cmocka_unit_test(a_daemon_killed_again_and_again_answers_each_job_once),
         cmocka_unit_test(a_server_that_is_away_for_a_while_costs_nothing),

@@ -570,6 +570,27 @@ topics_are_read_again_since_a_time_and_only_what_is_missing_runs(void **state)
     assert_true(file_says(in_folder("stderr"), "0 messages"));
 }
 
+/* The brokers keep messages for 7 days, unless a topic says otherwise. */
+static void
+rows_are_not_purged_while_their_messages_can_come_again(void **state)
+{
+    (void)state;
+    NEEDS_BROKER();
+    prepare("kept", "", "");
+    DO("CREATE ROLE janitor LOGIN IN ROLE nightshift_purge");
+    assert_int_equal(RUN("db", "purge", "--older-than", "7d", "--config",
+                         in_folder("kept.user")), 78);
+    assert_true(file_says(in_folder("stderr"), "for 168 hours"));
+    assert_int_equal(RUN("db", "purge", "--older-than", "169h", "--config",
+                         in_folder("kept.user"), "--conninfo", conninfo), 78);
+    snprintf(conninfo, sizeof(conninfo), "host=127.0.0.1 port=%d "
+             "user=janitor dbname=postgres", pg_server.port);
+    assert_int_equal(RUN("db", "purge", "--older-than", "169h", "--config",
+                         in_folder("kept.user"), "--conninfo", conninfo), 0);
+    snprintf(conninfo, sizeof(conninfo), "host=127.0.0.1 port=%d "
+             "user=submitter dbname=postgres", pg_server.port);
+}
+
 /* --- spools ---------------------------------------------------------- */
 
 static const char *
@@ -676,6 +697,8 @@ main(void)
         cmocka_unit_test(dead_letters_are_listed_and_sent_again),
         cmocka_unit_test(
             topics_are_read_again_since_a_time_and_only_what_is_missing_runs),
+        cmocka_unit_test(
+            rows_are_not_purged_while_their_messages_can_come_again),
         cmocka_unit_test(a_spool_can_be_asked_as_well),
         cmocka_unit_test(a_file_handed_in_at_a_spool_is_a_batch_that_ends),
     };
