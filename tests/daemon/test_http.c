@@ -304,7 +304,7 @@ every_code_that_a_job_is_refused_with_is_counted_by_name(void **state)
                                           "connectors/*.c" };
     static const char not_of_jobs[] =
         " bad_spool edited input_changed locked not_ours postgres_setup"
-        " unreadable_input usage bad_model bad_output ";
+        " unknown unreadable_input usage bad_model bad_output ";
     int n_seen = 0;
     glob_t found;
 
