@@ -115,7 +115,7 @@ check-now: $(TEST) $(FUZZ) all
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B
-bench-now: all $B/bench/connectors $B/bench/nightshiftd $B/bench/engine $B/bench/cpu_limit $B/bench/card
+bench-now: all $B/bench/connectors $B/bench/nightshiftd $B/bench/engine $B/bench/images $B/bench/cpu_limit $B/bench/card
 	$Qscripts/fetch-kafka.sh build/kafka
 	$Q$B/bench/connectors $B
 	$Qbench/plan.sh $B
