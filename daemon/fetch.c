@@ -555,7 +555,8 @@ ns_fetcher_wait(struct ns_fetcher *fetcher, struct ns_fetch *fetch)
     pthread_mutex_init(&waiter.lock, NULL);
     pthread_cond_init(&waiter.ended, NULL);
     fetch->done = wake_waiter;
-    fetch->data = &waiter;
+    /* It lasts as long as the fetch does. */
+    fetch->data = &waiter; // cppcheck-suppress autoVariables
     ns_fetcher_start(fetcher, fetch);
     pthread_mutex_lock(&waiter.lock);
     while (!waiter.done)
