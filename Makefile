@@ -4,6 +4,7 @@
 # make asan|tsan  check, sanitized                         make lint    static checks
 # make layers     include arrows, lone headers             make fuzz    each parser 60 s
 # make install    honours prefix and DESTDIR               make man     read the manuals
+# make cuda       the plug-in for NVIDIA cards, by nvcc
 # make deb        a Debian package, in build/
 B       := build
 CSTD    := -std=c17 -D_GNU_SOURCE
@@ -43,6 +44,7 @@ below_engine     := engine kernels base
 below_connectors := connectors base
 below_daemon     := $(LAYERS)
 TEST    := $(patsubst %.c,$B/%,$(wildcard tests/*/test_*.c tests/engine/vectors.c))
+TEST    += $B/tests/cudasim/test_simulator
 FUZZ    := $(patsubst %.c,$B/%,$(wildcard tests/*/fuzz_*.c))
 SUPPORT := $(patsubst %.c,$B/%.o,$(wildcard tests/*.c))
 SOURCES := $(foreach l,$(LAYERS),$(call src,$l)) $(wildcard $(MAINS))
@@ -135,6 +137,65 @@ $B/bench/%: $B/bench/%.o $(below_engine:%=$B/lib%.a)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)
 
+# --- CUDA. One set of sources, two plug-ins: nvcc's for cards, and g++'s that
+# runs on tests/cudasim. There -fsanitize=thread only makes the compiler call
+# before every access of a kernel; what it calls is tests/cudasim/memory.cc.
+comma   := ,
+KERNELS := $(wildcard kernels/cuda/*.cu)
+CXX_SIM := $(if $(findstring gcc,$(CC)),$(CC:gcc=g++),g++)
+SIM_CXXFLAGS := -std=c++17 -O2 -g -fPIC -I. -Itests/cudasim -DNS_CUDASIM -ffp-contract=off \
+    -Wall -Wextra -Wno-unknown-pragmas $(if $(CI),-Werror)
+SIM_CALLS := -fsanitize=thread -fno-tree-vectorize -fno-store-merging --param=tsan-instrument-func-entry-exit=0
+SIM     := $(patsubst tests/cudasim/%.cc,$B/cudasim/%.o,$(wildcard tests/cudasim/*.cc))
+# Kernels that run in every pass: no spills, no local memory.
+HOT     := $(if $(KERNELS),product_bf16_kernel$(comma)product_fp32_kernel)
+NVCC     = $(shell cat $B/nvcc)
+NVFLAGS := -std=c++17 -O3 -I. -Xcompiler -fPIC,-Wall -lineinfo -Xptxas -v \
+    -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
+
+$B/cudasim/%.o: tests/cudasim/%.cc
+	$(call say,SIM,$<)
+	$Qmkdir -p $(@D)
+	$Q$(CXX_SIM) $(SIM_CXXFLAGS) -Wshadow -MMD -MP -c -o $@ $<
+$B/cudasim/%.o: kernels/cuda/%.cu
+	$(call say,SIM,$<)
+	$Qmkdir -p $(@D)
+	$Q$(CXX_SIM) $(SIM_CXXFLAGS) $(SIM_CALLS) -mfma -fvisibility=hidden -MMD -MP -x c++ -c -o $@ $<
+$B/cudasim/%.o: tests/cudasim/%.cu
+	$(call say,SIM,$<)
+	$Qmkdir -p $(@D)
+	$Q$(CXX_SIM) $(SIM_CXXFLAGS) $(SIM_CALLS) -MMD -MP -x c++ -c -o $@ $<
+$B/tests/cudasim/%: $B/cudasim/%.o $(SIM)
+	$(call say,LD,$@)
+	$Qmkdir -p $(@D)
+	$Q$(CXX_SIM) -rdynamic -o $@ $^ -lcmocka -ldl -pthread
+# A plug-in brings what it needs of base: the programs export nothing.
+$B/plugin/%.o: %.c $B/flags
+	$(call say,CC,$<)
+	$Qmkdir -p $(@D)
+	$Q$(CC) $(filter-out $(SANFLAGS),$(ALL_CFLAGS)) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
+$B/plugin/libbase.a: $(patsubst %.c,$B/plugin/%.o,$(call src,base))
+	$(call say,AR,$@)
+	$Qrm -f $@; ar rcs $@ $^
+$B/cudasim/libnightshift-cuda.so: $(KERNELS:kernels/cuda/%.cu=$B/cudasim/%.o) $(filter-out %/test_%,$(SIM)) $B/plugin/libbase.a
+	$(call say,LD,$@)
+	$Q$(CXX_SIM) -shared -Wl,-z,defs -o $@ $^ -lm -ldl -pthread
+$B/cuda/%.o: kernels/cuda/%.cu $B/nvcc
+	$(call say,NVCC,$<)
+	$Qmkdir -p $(@D)
+	$Q$(NVCC) $(NVFLAGS) -MD -MF $(@:.o=.d) -c -o $@ $< >$(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas); false; }
+$B/libnightshift-cuda.so: $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.o) $B/plugin/libbase.a
+	$(call say,LD,$@)
+	$Q$(NVCC) -shared -cudart static -o $@ $^
+$B/nvcc:
+	$Qmkdir -p $B; scripts/fetch-cuda.sh $B/cuda-toolkit >$@.new && mv $@.new $@
+cuda:
+	@scripts/setup.sh cuda
+	$(again) cuda-now
+cuda-now: $B/libnightshift-cuda.so
+	$Qscripts/ptxas.sh $(HOT) $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.ptxas) >$B/cuda/ptxas.txt; rc=$$?; \
+	    cat $B/cuda/ptxas.txt; exit $$rc
+
 # --- static checks; a stamp a file, so that only what changed is read again.
 # gcc 12's analyzer loses what comes back through an out parameter: it takes it
 # for NULL, unset or leaked. What it says of malloc, free and files stays on;
@@ -200,7 +261,7 @@ tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
-.PHONY: all check check-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
+.PHONY: all cuda cuda-now check check-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
         layers man install deb tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # setup.sh - installs what a make target needs and this machine lacks.
 #
-#     scripts/setup.sh build|check|lint|fuzz|bench|deb
+#     scripts/setup.sh build|check|lint|fuzz|bench|cuda|deb
 #
 # Asks for each tool and library itself, not for its package, so that one that
 # came another way counts; what is missing is installed from Debian by name.
@@ -58,6 +58,7 @@ for what in "$@"; do
     deb) need dpkg-dev command -v dpkg-shlibdeps ;;
     check)
         need libcmocka-dev pkg-config --exists cmocka
+        need g++ command -v g++
         need lz4 command -v lz4
         need groff-base command -v groff
         need python3 command -v python3
@@ -85,6 +86,12 @@ for what in "$@"; do
     fuzz)
         need clang command -v clang
         need libclang-rt-14-dev clang_links_fuzzers
+        ;;
+    cuda)
+        need g++ command -v g++
+        need binutils command -v c++filt
+        need python3 command -v python3
+        need python3-venv python_makes_venvs
         ;;
     bench)
         need python3 command -v python3
