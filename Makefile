@@ -44,7 +44,7 @@ below_engine     := engine kernels base
 below_connectors := connectors base
 below_daemon     := $(LAYERS)
 TEST    := $(patsubst %.c,$B/%,$(wildcard tests/*/test_*.c tests/engine/vectors.c))
-TEST    += $B/tests/cudasim/test_simulator
+TEST    += $(patsubst tests/%.cu,$B/tests/%,$(wildcard tests/cudasim/test_*.cu))
 FUZZ    := $(patsubst %.c,$B/%,$(wildcard tests/*/fuzz_*.c))
 SUPPORT := $(patsubst %.c,$B/%.o,$(wildcard tests/*.c))
 SOURCES := $(foreach l,$(LAYERS),$(call src,$l)) $(wildcard $(MAINS))
@@ -150,6 +150,8 @@ SIM     := $(patsubst tests/cudasim/%.cc,$B/cudasim/%.o,$(wildcard tests/cudasim
 # Kernels that run in every pass: no spills, no local memory.
 HOT     := $(if $(KERNELS),product_bf16_kernel$(comma)product_fp32_kernel)
 NVCC     = $(shell cat $B/nvcc)
+# PyPI's toolkit keeps in lib/ what nvcc looks for in lib64/.
+NVLINK   = -L$(dir $(NVCC))../lib -cudart static
 NVFLAGS := -std=c++17 -O3 -I. -Xcompiler -fPIC,-Wall -lineinfo -Xptxas -v \
     -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 
@@ -184,16 +186,21 @@ $B/cuda/%.o: kernels/cuda/%.cu $B/nvcc
 	$(call say,NVCC,$<)
 	$Qmkdir -p $(@D)
 	$Q$(NVCC) $(NVFLAGS) -MD -MF $(@:.o=.d) -c -o $@ $< >$(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas); false; }
-$B/libnightshift-cuda.so: $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.o) $B/plugin/libbase.a
+$B/libnightshift-cuda.so: $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.o) $B/plugin/libbase.a $B/nvcc
 	$(call say,LD,$@)
-	$Q$(NVCC) -shared -cudart static -o $@ $^
+	$Q$(NVCC) -shared $(NVLINK) -o $@ $(filter %.o %.a,$^)
+# The instructions that a card has, by themselves: needs CUDA and libc alone.
+$B/cuda/test_instructions: tests/cudasim/test_instructions.cu kernels/cuda/device.cuh $B/nvcc
+	$(call say,NVCC,$<)
+	$Qmkdir -p $(@D)
+	$Q$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(NVLINK) -o $@ $<
 $B/nvcc:
 	$Qmkdir -p $B; scripts/fetch-cuda.sh $B/cuda-toolkit >$@.new && mv $@.new $@
 cuda:
 	@scripts/setup.sh cuda
 	$(again) cuda-now
-cuda-now: $B/libnightshift-cuda.so
-	$Qscripts/ptxas.sh $(HOT) $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.ptxas) >$B/cuda/ptxas.txt; rc=$$?; \
+cuda-now: $(if $(KERNELS),$B/libnightshift-cuda.so) $B/cuda/test_instructions
+	$Q$(if $(KERNELS),,exit 0;) scripts/ptxas.sh $(HOT) $(KERNELS:kernels/cuda/%.cu=$B/cuda/%.ptxas) >$B/cuda/ptxas.txt; rc=$$?; \
 	    cat $B/cuda/ptxas.txt; exit $$rc
 
 # --- static checks; a stamp a file, so that only what changed is read again.
