@@ -1,217 +1,118 @@
-"""Held-out evaluation through nightshift.
+"""Held-out evaluation through nightshift:  python evaluate.py WORK MODEL NIGHTSHIFT [N [MODE,.. [TASK,..]]]
 
-    python evaluate.py jobs WORK PREFIX N [MODE [TASK,..]]      writes PREFIX-jobs.jsonl (OpenAI batch lines) and PREFIX-answers.jsonl
-    nightshift run PREFIX-jobs.jsonl -o OUT --model ...
-    python evaluate.py score PREFIX-answers.jsonl OUT
-
-SQL is run against a table of random rows, Python and C in a process of their own with limits on time and memory;
-a case is right when it gives what the reference answer gives. Summaries: share of the named facts. Debian: ROUGE-L
-beside that of the first eight words of the description.
+The first N held-out cases of every task run as one job file in each mode, with the settings that MODEL ships; those
+given in SETTINGS (a JSON object in the environment, fields of a job's `nightshift`) go before them. Jobs, reference
+answers and results stay in WORK/evaluation. A line for each task and mode is printed, as a table.
 """
+import base64
 import json
 import os
-import random
-import resource
-import sqlite3
 import subprocess
 import sys
-import tempfile
 
-import words as W
+import pictures as P
+from score import first_words, rouge_l, score
 
-
-# ---------------------------------------------------------------- running answers
-
-def limits():
-    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
-    resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+MODES = ("diffusion", "ar", "hybrid")
+TASKS = ("report", "sql", "code", "image", "debian")
+MEASURES = {"sql": "executed right", "code": "executed right", "report": "facts named", "image": "facts named", "debian": "ROUGE-L"}
 
 
-def run(command, source=None):
-    try:
-        p = subprocess.run(command, input=source, capture_output=True, timeout=10, preexec_fn=limits, env={"PATH": "/usr/bin:/bin"})
-    except (subprocess.TimeoutExpired, OSError):
-        return None
-    return p.stdout if p.returncode == 0 else None
+def held_out(work, task, n):
+    with open(os.path.join(work, f"held-{task}.jsonl"), encoding="utf-8") as f:
+        return [json.loads(line) for _, line in zip(range(n), f)]
 
 
-def sql_outcome(check, statement, ordered):
-    """What a statement returns and leaves behind; None if it fails."""
-    r = random.Random(7)
-    db = sqlite3.connect(":memory:")
-    columns = check["columns"]
-    db.execute(f"CREATE TABLE {check['table']} ({', '.join(columns)})")
-    rows = 300
-    data = []
-    for c in columns:
-        if c in W.TEXT:
-            data.append([W.TEXT[c][r.randrange(len(W.TEXT[c]))] for _ in range(rows)])
-        elif c == "name":
-            data.append([f"name{i}" for i in range(rows)])
-        else:
-            data.append(r.sample(range(1, 1200), rows))  # no ties, so that an order has one result
-    db.executemany(f"INSERT INTO {check['table']} VALUES ({', '.join('?' * len(columns))})", list(zip(*data)))
-    budget = [200]
-
-    def tick():
-        budget[0] -= 1
-        return budget[0] < 0
-
-    db.set_progress_handler(tick, 10000)
-    try:
-        got = db.execute(statement).fetchall()
-        left = db.execute(f"SELECT * FROM {check['table']}").fetchall()
-    except (sqlite3.Error, sqlite3.Warning):
-        return None
-    finally:
-        db.close()
-    return (got if ordered else sorted(got, key=repr)), left
+def content(case, url=None):
+    """A message's content. A picture goes as `url` or, without one, as data, and asks for the smallest budget."""
+    if "picture" not in case:
+        return case["prompt"]
+    if url is None:
+        url = "data:image/png;base64," + base64.b64encode(P.png(P.pixels(P.picture(case["picture"])))).decode()
+    return [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "text", "text": case["prompt"]}]
 
 
-INPUTS = {
-    "list": ["[]", "[1]", "[3, -4, 10, 7, 0, 25, -13, 48, 60, 6, 9, 12]", "list(range(-70, 110, 3))", "[2, 4, 6, 6, 30]"],
-    "text": ["''", "'a'", "'apple Banana cat elephant is on the road near tropical islands'", "'pip rotor mama noon at sea'",
-             "'many different words have different lengths and shapes'"],
-    "array": ["0", "1, 5", "12, 3, -4, 10, 7, 0, 25, -13, 48, 60, 6, 9, 12", "9, -70, -31, 2, 15, 33, 64, 81, 17, 90"],
-    "pair": ["3, 4", "-5, 12", "100, 7", "0, 0", "8, -9"],
-}
+def job(name, case, url=None, **nightshift):
+    body = {"model": "demo", "messages": [{"role": "user", "content": content(case, url)}], "max_tokens": 128, "seed": 1}
+    if nightshift.get("mode") in ("ar", "hybrid"):
+        body["temperature"] = 0
+    if nightshift:
+        body["nightshift"] = nightshift
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def python_outcome(check, source):
-    tests = "".join(f"print(repr({check['name']}({x})))\n" for x in INPUTS[check["args"]])
-    if "set(" in source:
-        tests = tests.replace("repr(", "repr(sorted(").replace(")))\n", "))))\n")
-    return run([sys.executable, "-I", "-S", "-c", source + "\n" + tests])
+def reference(name, case):
+    return {"custom_id": name, **{k: case[k] for k in ("task", "kind", "prompt", "answer", "check", "picture") if k in case}}
 
 
-def c_outcome(check, source):
-    lines = []
-    for x in INPUTS[check["args"]]:
-        if check["args"] == "pair":
-            lines.append(f'printf("%d\\n", {check["name"]}({x}));')
-        else:
-            n, _, rest = x.partition(", ")
-            lines.append(f'{{ int v[] = {{{rest or 0}}}; printf("%d\\n", {check["name"]}(v, {n})); }}')
-    program = f"#include <stdio.h>\n{source}\nint main(void)\n{{\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
-    with tempfile.TemporaryDirectory() as d:
-        exe = os.path.join(d, "a")
-        try:
-            ok = subprocess.run(["cc", "-w", "-x", "c", "-", "-o", exe], input=program.encode(), capture_output=True, timeout=20).returncode == 0
-        except subprocess.TimeoutExpired:
-            ok = False
-        return run([exe]) if ok else None
+def write_lines(path, lines):
+    with open(path, "w", encoding="utf-8") as f:
+        for line in lines:
+            f.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def same_result(case, text):
-    """True if the answer, executed, does what the reference does."""
-    text = text.strip()
-    if text == case["answer"]:
-        return True
-    check = case["check"]
-    if case["task"] == "sql":
-        if not text.upper().startswith(("SELECT", "UPDATE", "DELETE")):
-            return False
-        ordered = "ORDER BY" in case["answer"]
-        want = sql_outcome(check, case["answer"], ordered)
-        return want is not None and sql_outcome(check, text, ordered) == want
-    outcome = python_outcome if check["lang"] == "python" else c_outcome
-    want = outcome(check, case["answer"])
-    return want is not None and outcome(check, text) == want
+def run(nightshift, model, jobs, out):
+    """The results by custom_id. Failed jobs are counted later; a run that fails as a whole ends here."""
+    code = subprocess.run([nightshift, "run", jobs, "--model", model, "-o", out, "--restart", "--quiet"]).returncode
+    if code not in (0, 1, 2):
+        sys.exit(f"nightshift ended with {code}")
+    with open(out, encoding="utf-8") as f:
+        return {r["custom_id"]: r for r in map(json.loads, f)}
 
 
-# ---------------------------------------------------------------- texts
-
-def rouge_l(a, b):
-    """F1 over the longest common subsequence of words."""
-    a, b = a.lower().split(), b.lower().split()
-    if not a or not b:
-        return 0.0
-    row = [0] * (len(b) + 1)
-    for x in a:
-        last = 0
-        for j, y in enumerate(b, 1):
-            last, row[j] = row[j], last + 1 if x == y else max(row[j], row[j - 1])
-    n = row[-1]
-    return 2 * n / (len(a) + len(b)) if n else 0.0
-
-
-def first_words(prompt, n=8):
-    return " ".join(prompt.split("\n\n", 1)[1].split(": ", 1)[1].split()[:n])
-
-
-def score(case, text):
-    """A number from 0 to 1: executed right, share of facts, or ROUGE-L."""
-    text = text or ""
-    if case["task"] in ("sql", "code"):
-        return float(same_result(case, text))
-    if case["task"] == "report":
-        facts = case["check"]["facts"]
-        return sum(f in text for f in facts) / len(facts)
-    return rouge_l(text, case["answer"])
+def measure(cases, results):
+    """Totals over the cases of one task."""
+    total = dict.fromkeys(("failed", "score", "same", "tokens", "steps", "blocks", "passes", "drafted", "kept"), 0)
+    for name, case in cases.items():
+        r = results[name]
+        body = (r.get("response") or {}).get("body")
+        if not body:
+            total["failed"] += 1
+            continue
+        text, ours = body["choices"][0]["message"].get("content") or "", r["nightshift"]
+        total["score"] += score(case, text)
+        total["same"] += text.strip() == case["answer"]
+        total["tokens"] += body["usage"]["completion_tokens"]
+        total["steps"] += ours["denoise_steps"]
+        total["blocks"] += ours["blocks"]
+        total["passes"] += ours["passes"]
+        total["drafted"] += ours.get("drafted", 0)
+        total["kept"] += ours.get("kept", 0)
+    return total
 
 
-# ---------------------------------------------------------------- command line
-
-def write_jobs(work, prefix, n, mode, tasks):
-    with open(prefix + "-jobs.jsonl", "w", encoding="utf-8") as jobs, open(prefix + "-answers.jsonl", "w", encoding="utf-8") as answers:
-        for task in tasks:
-            with open(os.path.join(work, f"held-{task}.jsonl"), encoding="utf-8") as f:
-                cases = [json.loads(line) for _, line in zip(range(n), f)]
-            for i, c in enumerate(cases):
-                body = {"model": "demo", "messages": [{"role": "user", "content": c["prompt"]}], "max_tokens": 128, "seed": 1}
-                if mode != "auto":
-                    body["nightshift"] = {"mode": mode}
-                if mode in ("ar", "hybrid"):
-                    body["temperature"] = 0
-                name = f"{task}-{i:03}"
-                jobs.write(json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}, ensure_ascii=False) + "\n")
-                answers.write(json.dumps({"custom_id": name, **{k: c[k] for k in ("task", "kind", "prompt", "answer", "check")}}, ensure_ascii=False) + "\n")
+def ratio(a, b, form):
+    return format(a / b, form) if b else "-"
 
 
-def report(answers_path, out_path):
-    with open(answers_path, encoding="utf-8") as f:
-        cases = {c["custom_id"]: c for c in map(json.loads, f)}
-    groups = {}
-    with open(out_path, encoding="utf-8") as f:
-        for line in f:
-            r = json.loads(line)
-            case = cases.get(r.get("custom_id"))
-            if case is None:
-                continue
-            body = (r.get("response") or {}).get("body")
-            text = body["choices"][0]["message"].get("content") or "" if body else ""
-            ours = r.get("nightshift") or {}
-            g = groups.setdefault(case["task"], {"n": 0, "failed": 0, "score": 0.0, "exact": 0, "first": 0.0, "tokens": 0, "steps": 0, "blocks": 0, "passes": 0.0})
-            g["n"] += 1
-            g["failed"] += body is None
-            g["score"] += score(case, text)
-            g["exact"] += text.strip() == case["answer"]
-            g["first"] += rouge_l(first_words(case["prompt"]), case["answer"]) if case["task"] == "debian" else 0
-            tokens = (body or {}).get("usage", {}).get("completion_tokens", 0)
-            g["tokens"] += tokens
-            g["steps"] += ours.get("denoise_steps") or 0
-            g["blocks"] += ours.get("blocks") or 0
-            g["passes"] += tokens / ours["tokens_per_pass"] if ours.get("tokens_per_pass") else 0
-    measure = {"sql": "executed right", "code": "executed right", "report": "facts named", "debian": "ROUGE-L"}
-    for task, g in sorted(groups.items()):
-        n = g["n"]
-        line = f"{task:7} n={n} failed={g['failed']} {measure[task]} {g['score'] / n:.3f}, identical {g['exact'] / n:.3f}"
-        if task == "debian":
-            line += f", first eight words {g['first'] / n:.3f}"
-        if g["steps"]:
-            line += f", steps per canvas {g['steps'] / max(1, g['blocks']):.2f}, tokens per denoising step {g['tokens'] / g['steps']:.2f}"
-        if g["passes"]:
-            line += f", tokens per pass {g['tokens'] / g['passes']:.2f}"
-        print(line)
+def main():
+    work, model, nightshift = sys.argv[1:4]
+    n = int(sys.argv[4]) if len(sys.argv) > 4 else 100
+    modes = sys.argv[5].split(",") if len(sys.argv) > 5 else MODES
+    tasks = sys.argv[6].split(",") if len(sys.argv) > 6 else TASKS
+    settings = json.loads(os.environ.get("SETTINGS", "{}"))
+    folder = os.path.join(work, "evaluation")
+    os.makedirs(folder, exist_ok=True)
+    cases = {task: {f"{task}-{i:03}": c for i, c in enumerate(held_out(work, task, n))} for task in tasks}
+    every = {name: c for group in cases.values() for name, c in group.items()}
+    write_lines(os.path.join(folder, "answers.jsonl"), (reference(name, c) for name, c in every.items()))
+    print("| mode | task | cases | failed | measure | result | identical | tokens per denoise step | tokens per pass | steps per canvas "
+          "| drafts kept |\n|" + " --- |" * 11)
+    for mode in modes:
+        jobs = os.path.join(folder, mode + "-jobs.jsonl")
+        write_lines(jobs, (job(name, c, mode=mode, **settings) for name, c in every.items()))
+        results = run(nightshift, model, jobs, os.path.join(folder, mode + "-results.jsonl"))
+        for task, group in cases.items():
+            t = measure(group, results)
+            count = len(group)
+            print("|", " | ".join((mode, task, str(count), str(t["failed"]), MEASURES[task], f"{t['score'] / count:.3f}", f"{t['same'] / count:.2f}",
+                                   ratio(t["tokens"], t["steps"], ".2f"), ratio(t["tokens"], t["passes"], ".2f"),
+                                   ratio(t["steps"], t["blocks"] if mode == "diffusion" else 0, ".2f"),
+                                   ratio(t["kept"], t["drafted"], ".2f"))), "|", flush=True)
+    if "debian" in cases:
+        baseline = sum(rouge_l(first_words(c["prompt"]), c["answer"]) for c in cases["debian"].values()) / len(cases["debian"])
+        print(f"\nThe first eight words of the description, as a synopsis: ROUGE-L {baseline:.3f}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) >= 5 and sys.argv[1] == "jobs":
-        mode = sys.argv[5] if len(sys.argv) > 5 else "auto"
-        tasks = sys.argv[6].split(",") if len(sys.argv) > 6 else ["report", "sql", "code", "debian"]
-        write_jobs(sys.argv[2], sys.argv[3], int(sys.argv[4]), mode, tasks)
-    elif len(sys.argv) == 4 and sys.argv[1] == "score":
-        report(sys.argv[2], sys.argv[3])
-    else:
-        sys.exit(__doc__)
+    main()

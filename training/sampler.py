@@ -27,51 +27,50 @@ def pad_rows(rows, multiple=16):
 def denoise(cfg, w, tables, prefixes, pictures, canvas_len, gen, rng, trace=None):
     """One block for every prefix and its picture (a number or None). Returns (committed tokens [B,L], steps taken [B]).
 
-    trace, a list, receives per step (canvas before the step, soft embedding before it or None, argmax, still running).
+    trace, a list, receives per step (rows that still run, their canvases before the step, the soft embedding before it or
+    None). Rows that have stopped leave the batch.
     """
     b, vocab = len(prefixes), cfg["vocab"]
     tokens = pad_rows(prefixes)
     lens = torch.tensor([len(p) for p in prefixes])
     cols = tokens.shape[1]
-    t = cols + canvas_len
     pos = torch.cat((torch.arange(cols).expand(b, -1), lens[:, None] + torch.arange(canvas_len)), 1)
-    iscanvas = torch.arange(t) >= cols
-    bias_s, bias_f = M.masks(cfg, tokens, lens, 1, canvas_len)
+    iscanvas = torch.arange(cols + canvas_len) >= cols
     table = w[M.SHARED + "embed_tokens.weight"]
     dtype = table.dtype
-    bias_s, bias_f = bias_s.to(dtype), bias_f.to(dtype)
+    bias_s, bias_f = (x.to(dtype) for x in M.masks(cfg, tokens, lens, 1, canvas_len))
     prefix = V.embed(cfg, w, tokens, pictures)
     canvas = torch.randint(vocab, (b, canvas_len), generator=rng)
     soft, history, committed = None, [], torch.zeros(b, canvas_len, dtype=torch.long)
-    running, steps = torch.ones(b, dtype=torch.bool), torch.zeros(b, dtype=torch.long)
-    total = gen["max_denoising_steps"]
+    rows, steps = torch.arange(b), torch.zeros(b, dtype=torch.long)
+    total, k = gen["max_denoising_steps"], gen["stability_threshold"]
     for n in range(total, 0, -1):
-        x = torch.cat((prefix, M.embed_canvas(cfg, w, canvas, soft)), 1)
-        h = M.forward(cfg, w, tables, x, pos, iscanvas, bias_s, bias_f)[:, cols:]
+        if trace is not None:
+            trace.append((rows, canvas, soft))
+        x = torch.cat((prefix[rows], M.embed_canvas(cfg, w, canvas, soft)), 1)
+        h = M.forward(cfg, w, tables, x, pos[rows], iscanvas, bias_s[rows], bias_f[rows])[:, cols:]
         temperature = gen["t_min"] + (gen["t_max"] - gen["t_min"]) * n / total
         z = logits_of(cfg, w, h) / temperature
         logp = torch.log_softmax(z, -1)
         p = logp.exp()
         entropy = -(p * logp).sum(-1)
         best = z.argmax(-1)
-        sampled = torch.multinomial(p.view(-1, vocab), 1, generator=rng).view(b, canvas_len)
+        sampled = torch.multinomial(p.view(-1, vocab), 1, generator=rng).view(best.shape)
         order = entropy.sort(-1)
         ok = order.values.cumsum(-1) - order.values <= gen["entropy_bound"]
         accept = torch.zeros_like(ok).scatter(1, order.indices, ok)
-        if trace is not None:
-            trace.append((canvas.clone(), None if soft is None else soft.clone(), best.clone(), running.clone()))
-        committed = torch.where(running[:, None], best, committed)
-        steps += running
-        k = gen["stability_threshold"]
-        stable = torch.ones(b, dtype=torch.bool) if len(history) >= k else torch.zeros(b, dtype=torch.bool)
+        committed[rows] = best
+        steps[rows] += 1
+        stable = torch.full((len(rows),), len(history) >= k)
         for old in history[len(history) - k:] if k and len(history) >= k else []:
-            stable &= (old == best).all(-1)
-        history.append(best)
-        running = running & ~(stable & (entropy.mean(-1) < gen["confidence_threshold"]))
-        if not running.any():
+            stable &= (old[rows] == best).all(-1)
+        history.append(committed.clone())
+        runs = ~(stable & (entropy.mean(-1) < gen["confidence_threshold"]))
+        if not runs.any():
             break
-        canvas = torch.where(accept, sampled, torch.randint(vocab, (b, canvas_len), generator=rng))
-        soft = F.linear(torch.softmax(z.to(dtype).float(), -1).to(dtype), table.t())
+        canvas = torch.where(accept, sampled, torch.randint(vocab, best.shape, generator=rng))[runs]
+        soft = F.linear(torch.softmax(z[runs].to(dtype).float(), -1).to(dtype), table.t())
+        rows = rows[runs]
     return committed, steps
 
 

@@ -1,6 +1,8 @@
 """Stage one:  python train.py WORK   (resumes from WORK/stage1.pt when it exists)
 
-First causal steps (encoder mode, next token), then denoising steps with the causal loss kept as co-loss.
+First causal steps (encoder mode, next token), then denoising steps with the causal loss kept as co-loss. A share of
+the steps stays causal, on tasks that need to see many examples: one costs a third there, and what the prefix learns to
+hold serves the canvases too.
 Progress goes to WORK/stage1.log, one JSON object a line.
 """
 import json
@@ -37,6 +39,23 @@ def log(path, **fields):
     print(line, flush=True)
     with open(path, "a") as f:
         f.write(line + "\n")
+
+
+class Means:
+    """Of what was added under a name since the last take()."""
+
+    def __init__(self):
+        self.sums = {}
+
+    def add(self, **fields):
+        for k, v in fields.items():
+            total, n = self.sums.get(k, (0, 0))
+            self.sums[k] = total + v, n + 1
+
+    def take(self):
+        out = {k: round(total / n, 4) for k, (total, n) in self.sums.items()}
+        self.sums = {}
+        return out
 
 
 STOP = []
@@ -179,6 +198,11 @@ class Data:
         for part in cuts:
             r.shuffle(part)
         return cuts
+
+    def skip(self):
+        """Leaves the rest of a pool, which was cut for another width."""
+        if self.cuts is not None:
+            self.pool, self.at, self.cuts = self.pool + 1, 0, None
 
     def next(self, extra, budget):
         if self.cuts is None:
@@ -329,7 +353,8 @@ def main():
     average = {n: p.detach().clone() for n, p in params.items()}
     tables = M.Tables(m)
     opt = Optimizer(params, s1["momentum"])
-    data = Data(work, cfg["data"]["mixture"], cfg["seed"], canvas)
+    data = {"diffusion": Data(work, cfg["data"]["mixture"], cfg["seed"], canvas),
+            "causal": Data(work, cfg["data"]["causal_mixture"], cfg["seed"] + 3, canvas)}
     rng = torch.Generator().manual_seed(cfg["seed"])
     step, seconds, count = 0, 0.0, {"causal_tokens": 0, "diffusion_tokens": 0}
     path = os.path.join(work, "stage1.pt")
@@ -340,32 +365,32 @@ def main():
         average.update(st["average"])
         step, seconds, count = st["step"], st["seconds"], st["count"]
         opt.load(st["opt"])
-        data.load(st["data"])
+        for name, state in st["data"].items():
+            data[name].load(state)
         rng.set_state(st["rng"])
-    held = read_held(work, [x for x in data.names if x != "debian"])
+    held = read_held(work, [x for x in data["diffusion"].names if x != "debian"])
     M.load_fused()
     threads = Threads(cfg["threads"])
     total = s1["causal_steps"] + s1["diffusion_steps"]
     saved = evaluated = shown = time.time()
-    sums, tick = {}, time.time()
+    means, done, tick = Means(), 0, time.time()
 
     def checkpoint():
-        save(path, {"params": {n: p.detach() for n, p in params.items()}, "average": average, "opt": opt.state(), "data": data.state(),
-                    "rng": rng.get_state(), "step": step, "seconds": seconds, "count": count})
+        save(path, {"params": {n: p.detach() for n, p in params.items()}, "average": average, "opt": opt.state(),
+                    "data": {name: d.state() for name, d in data.items()}, "rng": rng.get_state(), "step": step, "seconds": seconds, "count": count})
 
     log(logfile, event="start", step=step, parameters=sum(p.numel() for p in params.values()))
     stop_on_terminate()
     while step < total and not STOP:
-        diffusion = step >= s1["causal_steps"]
+        start = step < s1["causal_steps"]
+        diffusion = not start and float(torch.rand(1, generator=rng)) >= s1["causal_share"]
         k = s1["canvases"] if diffusion else 0
-        if step == s1["causal_steps"] and data.cuts is not None:
-            data.pool, data.at, data.cuts = data.pool + 1, 0, None
+        if step == s1["causal_steps"]:
+            data["diffusion"].skip()
         busy = threads.adapt()
-        part = data.next(k * canvas, s1["batch_tokens"])
+        part = data["diffusion" if diffusion or start else "causal"].next(k * canvas, s1["batch_tokens"])
         w = M.cast(params, torch.bfloat16)
         loss, causal, denoise, bal, ntokens = batch_loss(cfg, w, tables, part, k, rng)
-        if denoise is not None:
-            sums["denoise"] = sums.get("denoise", 0) + denoise.item()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_([params[n] for n in opt.others], 1.0)
         frac = min(1.0, (step + 1) / s1["warmup"])
@@ -379,16 +404,18 @@ def main():
                 average[n].lerp_(p, 1 - d)
         step += 1
         count["diffusion_tokens" if diffusion else "causal_tokens"] += ntokens
-        for key, v in (("causal", causal.item()), ("balance", bal.item()), ("norm", float(norm)), ("busy", busy), ("tokens", ntokens), ("n", 1)):
-            sums[key] = sums.get(key, 0) + v
+        done += ntokens
+        means.add(balance=bal.item(), norm=float(norm), busy=busy)
+        if diffusion:
+            means.add(denoise=denoise.item(), causal=causal.item())
+        else:
+            means.add(only_causal=causal.item())
         now = time.time()
         seconds += now - tick
         tick = now
         if now - shown > 30:
-            n = sums["n"]
-            log(logfile, step=step, **{key: round(v / n, 4) for key, v in sums.items() if key not in ("tokens", "n")},
-                rate=round(sums["tokens"] / (now - shown)), steps_per_second=round(n / (now - shown), 2), minutes=round(seconds / 60, 1), **count)
-            sums, shown = {}, now
+            log(logfile, step=step, **means.take(), rate=round(done / (now - shown)), minutes=round(seconds / 60, 1), **count)
+            done, shown = 0, now
         if now - saved > s1["checkpoint_seconds"]:
             checkpoint()
             saved = now

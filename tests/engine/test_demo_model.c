@@ -1,6 +1,7 @@
 /* The shipped model against transformers: examples/demo-transformers.jsonl
- * holds the prompt ids that the chat template gives for each demo job, and
- * transformers' own greedy answer. training/vectors.py makes it again. */
+ * holds the prompt ids that the chat template gives for each demo job, pictures
+ * included, and transformers' own greedy answer. training/vectors.py makes it
+ * again, and `make bench` compares. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 #include <cmocka.h>
 
 #include <jansson.h>
+#include <png.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +17,13 @@
 #include "engine/engine.h"
 #include "engine/prompt.h"
 
-enum { MOST = 64 };
+enum { MOST = 64, SOFT_TOKENS = 70 /* what detail low asks for */ };
 
 struct demo {
     json_t *job, *peer;
     struct ns_ids ids;
+    struct ns_image image; /* of a job with a picture, else zeroes */
+    struct ns_request_image place;
     char *content;
 };
 
@@ -50,20 +54,59 @@ load(struct demo *demo)
     return n;
 }
 
+/* The picture of a job's first content part, from its file. */
 static void
-encode(struct demo *demo, const struct ns_tokenizer *tokenizer)
+see(struct demo *demo, const json_t *messages,
+    const struct ns_vision_config *vision)
+{
+    const json_t *part = json_array_get(
+        json_object_get(json_array_get(messages, 0), "content"), 0);
+    const json_t *url =
+        json_object_get(json_object_get(part, "image_url"), "url");
+    png_image png = { .version = PNG_IMAGE_VERSION };
+    struct ns_error err;
+    char path[256];
+    uint8_t *rgb;
+
+    if (!url)
+        return;
+    snprintf(path, sizeof(path), "examples/%s", json_string_value(url));
+    assert_true(png_image_begin_read_from_file(&png, path));
+    png.format = PNG_FORMAT_RGB;
+    rgb = malloc(PNG_IMAGE_SIZE(png));
+    assert_non_null(rgb);
+    assert_true(png_image_finish_read(&png, NULL, rgb, 0, NULL));
+    if (ns_image_prepare(vision, rgb, png.width, png.height, SOFT_TOKENS,
+                         &demo->image, &err) != NS_OK)
+        fail_msg("%s: %s", path, err.text);
+    free(rgb);
+}
+
+static void
+encode(struct demo *demo, const struct ns_model *model,
+       const struct ns_tokenizer *tokenizer)
 {
     const struct ns_prompt_options options = { .generation_prompt = true };
+    const struct ns_image_ids marks = {
+        model->config.image_begin_id, model->config.image_id,
+        model->config.image_end_id
+    };
     struct ns_prompt prompt;
     struct ns_error err;
     const json_t *messages = json_object_get(
         json_object_get(demo->job, "body"), "messages");
 
+    see(demo, messages, &model->config.vision);
     demo->ids = (struct ns_ids){ .limit = 4096 };
     assert_int_equal(ns_prompt_render(messages, NULL, &options, 1 << 20,
                                       &prompt, &err), NS_OK);
-    assert_int_equal(ns_prompt_encode(&prompt, tokenizer, NULL, NULL,
-                                      &demo->ids, &err), NS_OK);
+    assert_int_equal(ns_prompt_encode(&prompt, tokenizer, &marks,
+                                      &demo->image.size.n_tokens, &demo->ids,
+                                      &err), NS_OK);
+    demo->place.image = &demo->image;
+    while (demo->image.rgb &&
+           demo->ids.id[demo->place.position] != marks.placeholder)
+        demo->place.position++;
     ns_prompt_fini(&prompt);
 }
 
@@ -80,6 +123,7 @@ run(struct ns_engine *engine, struct demo *demo, uint32_t n,
         struct ns_request request = {
             .id = i, .prompt = demo[i].ids.id,
             .n_prompt = (uint32_t)demo[i].ids.n, .mode = mode, .seed = 1,
+            .images = &demo[i].place, .n_images = demo[i].image.rgb != NULL,
             .max_tokens = 128, .top_p = 1.0f,
             .sampler = { g->t_min, g->t_max, g->entropy_bound,
                          g->max_denoising_steps, g->stability_threshold,
@@ -121,47 +165,110 @@ count_equal(const struct demo *demo, uint32_t n, const char *field)
     return n_equal;
 }
 
-static void
-the_shipped_model_writes_what_transformers_makes_it_write(void **state)
+/* The jobs, ready to run, and the model on one instruction set (NULL: the
+ * machine's best). */
+static struct ns_engine *
+open_demo(const char *isa, struct demo *demo, uint32_t *n)
 {
-    struct ns_engine_options options = {
+    const struct ns_engine_options options = {
         .model_directory = "models/demo",
+        .backend.isa = isa,
         .kv_bytes = 64 << 20,
     };
     struct ns_engine *engine = NULL;
-    struct demo demo[MOST];
-    uint32_t n = load(demo);
     struct ns_error err;
-    double rate;
 
-    (void)state;
+    *n = load(demo);
     if (ns_engine_open(&options, &engine, &err) != NS_OK)
         fail_msg("%s", err.text);
-    for (uint32_t i = 0; i < n; i++) {
-        const json_t *want = json_object_get(demo[i].peer, "prompt_ids");
+    for (uint32_t i = 0; i < *n; i++)
+        encode(&demo[i], ns_engine_model(engine), ns_engine_tokenizer(engine));
+    return engine;
+}
 
-        encode(&demo[i], ns_engine_tokenizer(engine));
-        assert_int_equal(demo[i].ids.n, json_array_size(want));
-        for (size_t t = 0; t < demo[i].ids.n; t++)
-            assert_int_equal(demo[i].ids.id[t],
-                             json_integer_value(json_array_get(want, t)));
-    }
-    /* Greedy: the same bytes, on every instruction set. */
-    run(engine, demo, n, NS_MODE_AR);
-    assert_int_equal(count_equal(demo, n, "ar"), n);
-    run(engine, demo, n, NS_MODE_HYBRID);
-    assert_int_equal(count_equal(demo, n, "ar"), n);
-    /* Diffusion draws its own samples: quality, not bytes. */
-    rate = run(engine, demo, n, NS_MODE_DIFFUSION);
-    assert_in_range(count_equal(demo, n, "ar"), n / 2, n);
-    assert_true(rate > 2.0);
+static void
+close_demo(struct ns_engine *engine, struct demo *demo, uint32_t n)
+{
     ns_engine_close(engine);
     for (uint32_t i = 0; i < n; i++) {
         json_decref(demo[i].job);
         json_decref(demo[i].peer);
         ns_ids_fini(&demo[i].ids);
+        ns_image_fini(&demo[i].image);
         free(demo[i].content);
     }
+}
+
+static void
+prompts_of_texts_and_pictures_have_the_ids_of_transformers(void **state)
+{
+    struct demo demo[MOST];
+    uint32_t n, n_pictures = 0;
+    struct ns_engine *engine = open_demo(NULL, demo, &n);
+
+    (void)state;
+    for (uint32_t i = 0; i < n; i++) {
+        const json_t *want = json_object_get(demo[i].peer, "prompt_ids");
+
+        n_pictures += demo[i].image.rgb != NULL;
+        assert_int_equal(demo[i].ids.n, json_array_size(want));
+        for (size_t t = 0; t < demo[i].ids.n; t++)
+            assert_int_equal(demo[i].ids.id[t],
+                             json_integer_value(json_array_get(want, t)));
+    }
+    assert_int_equal(n_pictures, 2);
+    close_demo(engine, demo, n);
+}
+
+static void
+greedy_answers_are_those_of_transformers_to_the_byte(void **state)
+{
+    struct demo demo[MOST];
+    uint32_t n;
+    struct ns_engine *engine = open_demo(NULL, demo, &n);
+
+    (void)state;
+    run(engine, demo, n, NS_MODE_AR);
+    assert_int_equal(count_equal(demo, n, "ar"), n);
+    run(engine, demo, n, NS_MODE_HYBRID);
+    assert_int_equal(count_equal(demo, n, "ar"), n);
+    close_demo(engine, demo, n);
+}
+
+/* Its draws are not those of transformers, so this is about quality. */
+static void
+most_denoised_answers_are_the_greedy_ones_in_far_fewer_passes(void **state)
+{
+    struct demo demo[MOST];
+    uint32_t n;
+    struct ns_engine *engine = open_demo(NULL, demo, &n);
+    double rate = run(engine, demo, n, NS_MODE_DIFFUSION);
+
+    (void)state;
+    assert_in_range(count_equal(demo, n, "ar"), n / 2, n);
+    assert_true(rate > 3.0);
+    close_demo(engine, demo, n);
+}
+
+static void
+avx2_and_avx512_denoise_to_the_same_bytes(void **state)
+{
+    struct demo a[MOST], b[MOST];
+    struct ns_engine *engine;
+    uint32_t n;
+
+    (void)state;
+    if (!__builtin_cpu_supports("avx512f"))
+        return;
+    engine = open_demo("avx2", a, &n);
+    run(engine, a, n, NS_MODE_DIFFUSION);
+    ns_engine_close(engine);
+    engine = open_demo("avx512", b, &n);
+    run(engine, b, n, NS_MODE_DIFFUSION);
+    for (uint32_t i = 0; i < n; i++)
+        assert_string_equal(a[i].content, b[i].content);
+    close_demo(NULL, a, n);
+    close_demo(engine, b, n);
 }
 
 int
@@ -169,7 +276,11 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
-            the_shipped_model_writes_what_transformers_makes_it_write),
+            prompts_of_texts_and_pictures_have_the_ids_of_transformers),
+        cmocka_unit_test(greedy_answers_are_those_of_transformers_to_the_byte),
+        cmocka_unit_test(
+            most_denoised_answers_are_the_greedy_ones_in_far_fewer_passes),
+        cmocka_unit_test(avx2_and_avx512_denoise_to_the_same_bytes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
