@@ -1,5 +1,6 @@
 #!/bin/sh
-# run.sh - the peer's Python environment, made once, and the comparisons.
+# run.sh - the peer's Python environment, made once, the demo model's vectors
+# made again, and the comparisons.
 #
 #     bench/run.sh BUILD_DIR
 set -eu
@@ -18,6 +19,9 @@ export MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=17179869184
 export MALLOC_TOP_PAD_=268435456
 export HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 status=0
+"$venv/bin/python" training/vectors.py models/demo examples \
+    "$build/bench/demo-transformers.jsonl" examples/demo-transformers.jsonl ||
+    status=1
 "$venv/bin/python" bench/images.py "$build" || status=1
 "$venv/bin/python" bench/compare.py "$build" || status=1
 exit $status
