@@ -15,13 +15,13 @@ def main():
     cfg = T.load_config()
     torch.set_num_threads(1)
     m = cfg["model"]
-    params = M.create(M.shapes(m), 5)
+    params = M.create(T.shapes(m), 5)
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for n, p in params.items():
             if p.dim() == 1:
                 p.mul_(1 + 0.2 * torch.randn(p.shape, generator=g))
-    data = T.Data(sys.argv[1], cfg["data"]["mixture"], 3, cfg["canvas"])
+    data = T.Data(sys.argv[1], {"image": 1.0}, 3, cfg["canvas"])  # pictures, so that every weight takes part
     part = data.next(2 * cfg["canvas"], 2048)
     tables = M.Tables(m)
     results = []
