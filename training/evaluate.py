@@ -107,7 +107,7 @@ def main():
             count = len(group)
             print("|", " | ".join((mode, task, str(count), str(t["failed"]), MEASURES[task], f"{t['score'] / count:.3f}", f"{t['same'] / count:.2f}",
                                    ratio(t["tokens"], t["steps"], ".2f"), ratio(t["tokens"], t["passes"], ".2f"),
-                                   ratio(t["steps"], t["blocks"] if mode == "diffusion" else 0, ".2f"),
+                                   ratio(t["steps"], t["blocks"] if t["steps"] else 0, ".2f"),
                                    ratio(t["kept"], t["drafted"], ".2f"))), "|", flush=True)
     if "debian" in cases:
         baseline = sum(rouge_l(first_words(c["prompt"]), c["answer"]) for c in cases["debian"].values()) / len(cases["debian"])

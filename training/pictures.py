@@ -16,45 +16,54 @@ SHAPES = ("circle", "square", "triangle", "cross")
 PLACES = ("at the upper left", "at the top", "at the upper right", "at the left", "in the middle", "at the right",
           "at the lower left", "at the bottom", "at the lower right")
 ASK = ("Describe this picture.", "What does this picture show?", "What is in this picture?")
+NAME = "Which shapes are in this picture?"
+CHARTS = 0.3  # the share of charts, which are easier
 UNIT, FLOOR = 12, 120  # pixels: a step of a chart's scale, its base line
 
 
 def listed(parts):
+    """a, b and c"""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
 # ---------------------------------------------------------------- what stands in a picture
 
 def shapes(r):
+    """Up to three shapes in nine places, all told in reading order, or asked for by their names alone."""
     places = sorted(r.sample(range(9), r.randrange(1, 4)))
     things = [(r.choice(SHAPES), r.choice(list(COLOURS)), p) for p in places]
-    facts = [f"{colour} {shape} {PLACES[p]}" for shape, colour, p in things]
-    answer = listed(["a " + f if not f.startswith("orange") else "an " + f for f in facts]) + "."
     drawn = [(shape, colour, 22 + 42 * (p % 3) + r.uniform(-4, 4), 22 + 42 * (p // 3) + r.uniform(-4, 4), r.uniform(11, 16))
              for shape, colour, p in things]
-    return drawn, answer[0].upper() + answer[1:], facts
+    facts = [f"{colour} {shape} {PLACES[p]}" for shape, colour, p in things]
+    key = "|".join(facts)
+    if r.random() < 0.4:
+        answer = listed([f"a {shape}" for shape, _, _ in things])
+        return drawn, NAME, "A" + answer[1:] + ".", [answer[2:]], key
+    answer = listed([("an " if f.startswith("orange") else "a ") + f for f in facts])
+    return drawn, r.choice(ASK), "A" + answer[1:] + ".", facts, key
 
 
 def chart(r):
+    """Two to four bars from 1 to 9 high."""
     n = r.randrange(2, 5)
     colours = r.sample(list(COLOURS), n)
     heights = r.sample(range(1, 10), n)
     bars = [f"{c} {h}" for c, h in zip(colours, heights)]
-    highest, lowest = colours[heights.index(max(heights))], colours[heights.index(min(heights))]
-    answer = f"The chart shows {listed(bars)}. The highest is {highest}, the lowest is {lowest}."
+    ends = [f"highest is {colours[heights.index(max(heights))]}", f"lowest is {colours[heights.index(min(heights))]}"]
+    answer = f"The chart shows {listed(bars)}. The {ends[0]}, the {ends[1]}."
     step = SIDE / n
     half = step * r.uniform(0.22, 0.4)
     drawn = [("bar", c, step * (i + 0.5), h, half) for i, (c, h) in enumerate(zip(colours, heights))]
-    return drawn, answer, bars + [f"highest is {highest}", f"lowest is {lowest}"]
+    return drawn, r.choice(ASK), answer, bars + ends, "|".join(bars + ends)
 
 
 def picture(number):
     """The example behind a number: prompt, answer, what to check, what to draw."""
     r = random.Random(f"picture {number}")
-    kind = r.choice((shapes, chart))
-    drawn, answer, facts = kind(r)
-    return {"task": "image", "kind": kind.__name__, "prompt": r.choice(ASK), "answer": answer, "key": "|".join(facts),
-            "check": {"facts": facts}, "picture": number, "paper": r.randrange(215, 256), "drawn": drawn}
+    kind = chart if r.random() < CHARTS else shapes
+    drawn, prompt, answer, facts, key = kind(r)
+    return {"task": "image", "kind": kind.__name__, "prompt": prompt, "answer": answer, "key": key, "check": {"facts": facts},
+            "picture": number, "paper": r.randrange(215, 256), "drawn": drawn}
 
 
 def image(r):
