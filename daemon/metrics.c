@@ -68,7 +68,7 @@ set(_Atomic uint64_t *number, uint64_t value)
 
 /* Codes of result rows and dead letters, as the other layers spell them. */
 static const char *const codes[] = {
-    "bad_encoding", "bad_id", "bad_image", "bad_json", "bad_lz4",
+    "bad_base64", "bad_encoding", "bad_id", "bad_image", "bad_json", "bad_lz4",
     "bad_param", "bad_text",
     "bad_tool_call", "cancel", "cancelled", "document_broken", "document_hash",
     "document_limit", "document_missing", "document_type", "duplicate_id",
