@@ -61,6 +61,8 @@ static const struct option options_table[] = {
       "comma list of what a job's `model` may say; unset: anything" },
     { "engine.backend", WORD, AT(engine.backend), "cpu", 0, 0, "cpu|cuda", 0,
       "where the arithmetic runs" },
+    { "engine.device", COUNT, AT(engine.device), "0", 0, 63, NULL, 0,
+      "which card, of those that the process sees" },
     { "engine.mode", CHOICE, AT(engine.mode), "auto", 0, 0,
       "auto|diffusion|ar|hybrid", RELOAD,
       "how to decode jobs that name no mode" },
@@ -92,6 +94,10 @@ static const struct option options_table[] = {
       "auto|ref|avx2|avx512|avx512bf16|amx", 0, "instruction set" },
     { "cpu.arithmetic", WORD, AT(cpu.arithmetic), "fp32", 0, 0, "fp32|fp8|bf16", 0,
       "what products are computed in; part of engine_rev" },
+
+    { "cuda.arithmetic", WORD, AT(cuda.arithmetic), "auto", 0, 0,
+      "auto|fp32|bf16", 0,
+      "what products are computed in, auto: bf16; part of engine_rev" },
 
     { "intake.spool", PATH, AT(intake.spool), NULL, 0, 0, NULL, 0,
       "folder with in/, work/, out/, done/, dead/" },

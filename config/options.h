@@ -38,6 +38,7 @@ struct ns_options {
         const char *model;       /* NULL: none given */
         const char *model_names; /* comma list; NULL: any */
         const char *backend;     /* "cpu", "cuda" */
+        uint32_t device;         /* of the cards that the process sees */
         uint32_t mode;           /* enum ns_mode_choice */
         uint32_t auto_by;        /* enum ns_auto_choice */
         uint64_t seed;
@@ -51,6 +52,9 @@ struct ns_options {
         const char *isa;        /* "auto": the best there is */
         const char *arithmetic; /* "fp32", "bf16" */
     } cpu;
+    struct {
+        const char *arithmetic; /* "auto", "fp32", "bf16" */
+    } cuda;
     struct {
         const char *spool; /* NULL: none given */
         uint32_t window;   /* jobs taken in and not yet stored */

@@ -106,6 +106,7 @@ ns_setup_model_name(const char *directory, char *out, size_t out_size)
 struct ns_engine_options
 ns_setup_engine(const struct ns_options *options, const char *model_directory)
 {
+    bool cuda = strcmp(options->engine.backend, "cuda") == 0;
     bool pinned = strcmp(options->cpu.isa, "auto") != 0;
 
     return (struct ns_engine_options){
@@ -113,7 +114,9 @@ ns_setup_engine(const struct ns_options *options, const char *model_directory)
         .backend = { .name = options->engine.backend,
                      .n_threads = options->cpu.threads,
                      .isa = pinned ? options->cpu.isa : NULL,
-                     .arithmetic = options->cpu.arithmetic },
+                     .device = options->engine.device,
+                     .arithmetic = cuda ? options->cuda.arithmetic
+                                        : options->cpu.arithmetic },
         .pass_tokens = options->engine.pass_tokens,
         .max_sequences = options->engine.max_sequences,
         .kv_bytes = options->engine.kv_bytes,

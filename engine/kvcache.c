@@ -5,7 +5,7 @@
 
 #include "base/size.h"
 
-enum { VALUE_BYTES = 4, FULL = 0, SLIDING = 1, N_POOLS = 2 };
+enum { FULL = 0, SLIDING = 1, N_POOLS = 2 };
 #define NONE UINT32_MAX
 
 struct node {
@@ -69,37 +69,39 @@ struct ns_kvcache {
 };
 
 static uint64_t
-layer_page_bytes(const struct ns_layer_config *layer, uint32_t n_rotated_full,
-                 bool plain)
+layer_page_bytes(const struct ns_layer_config *layer, enum ns_dtype type,
+                 uint32_t n_rotated_full, bool plain)
 {
     uint64_t width = layer->full && !plain
                          ? layer->head_dim + 2 * (uint64_t)n_rotated_full
                          : 2 * (uint64_t)layer->head_dim;
 
-    return width * NS_PAGE * layer->n_kv_heads * VALUE_BYTES;
+    return width * NS_PAGE * layer->n_kv_heads * ns_dtype_bytes(type);
 }
 
 uint64_t
 ns_kvcache_full_page_bytes(const struct ns_config *config,
-                           uint32_t n_rotated_full, bool plain)
+                           enum ns_dtype type, uint32_t n_rotated_full,
+                           bool plain)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < config->n_layers; i++)
         if (config->layer[i].full)
-            bytes += layer_page_bytes(&config->layer[i], n_rotated_full,
+            bytes += layer_page_bytes(&config->layer[i], type, n_rotated_full,
                                       plain);
     return bytes;
 }
 
 uint64_t
-ns_kvcache_sliding_page_bytes(const struct ns_config *config)
+ns_kvcache_sliding_page_bytes(const struct ns_config *config,
+                              enum ns_dtype type)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < config->n_layers; i++)
         if (!config->layer[i].full)
-            bytes += layer_page_bytes(&config->layer[i], 0, true);
+            bytes += layer_page_bytes(&config->layer[i], type, 0, true);
     return bytes;
 }
 
@@ -158,11 +160,13 @@ ns_kvcache_create(const struct ns_config *config, uint32_t n_rotated_full,
     kv->stride = (options->max_positions + NS_PAGE - 1) / NS_PAGE + 1;
     status = create_pool(
         kv, &kv->pool[FULL], options->full_pages,
-        ns_kvcache_full_page_bytes(config, n_rotated_full, options->plain),
+        ns_kvcache_full_page_bytes(config, be->kv_type, n_rotated_full,
+                                   options->plain),
         "pages of full layers", err);
     if (status == NS_OK)
         status = create_pool(kv, &kv->pool[SLIDING], options->sliding_pages,
-                             ns_kvcache_sliding_page_bytes(config),
+                             ns_kvcache_sliding_page_bytes(config,
+                                                           be->kv_type),
                              "pages of sliding layers", err);
     if (status != NS_OK)
         goto out;
@@ -184,10 +188,11 @@ ns_kvcache_create(const struct ns_config *config, uint32_t n_rotated_full,
         const struct ns_layer_config *from = &config->layer[i];
         struct ns_kv_layer *layer = &kv->layer[i];
         int which = from->full ? FULL : SLIDING;
-        size_t bytes = layer_page_bytes(from, n_rotated_full,
+        size_t bytes = layer_page_bytes(from, be->kv_type, n_rotated_full,
                                         options->plain || !from->full);
 
         layer->base = kv->pool[which].memory + offset[which];
+        layer->dtype = be->kv_type;
         layer->page_bytes = bytes;
         layer->n_kv_heads = from->n_kv_heads;
         layer->head_dim = from->head_dim;

@@ -52,10 +52,12 @@ enum ns_status ns_kvcache_create(const struct ns_config *config,
                                  struct ns_error *err);
 void ns_kvcache_destroy(struct ns_kvcache *kv); /* takes NULL */
 
-/* Bytes of one page over all layers of its pool. */
+/* Bytes of one page over all layers of its pool; type: the backend's. */
 uint64_t ns_kvcache_full_page_bytes(const struct ns_config *config,
+                                    enum ns_dtype type,
                                     uint32_t n_rotated_full, bool plain);
-uint64_t ns_kvcache_sliding_page_bytes(const struct ns_config *config);
+uint64_t ns_kvcache_sliding_page_bytes(const struct ns_config *config,
+                                       enum ns_dtype type);
 
 /* What the kernels see of a layer, and the page tables (device). */
 struct ns_kv_layer ns_kvcache_layer(const struct ns_kvcache *kv,

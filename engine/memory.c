@@ -1,6 +1,5 @@
 #include "engine/memory.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/forward.h"
@@ -16,19 +15,17 @@ at_most(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Of a card what it has left, but for a sixteenth for the driver, and what the
+ * weights have taken of it; of a machine three quarters of what is left. */
 static uint64_t
-available_bytes(void)
+default_bytes(const struct ns_model *model, bool cuda)
 {
-    FILE *file = fopen("/proc/meminfo", "re");
-    unsigned long long kb = 0;
-    char line[256];
+    uint64_t left = model->backend->ops->available_bytes(model->backend);
 
-    while (file && fgets(line, sizeof(line), file))
-        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
-            break;
-    if (file)
-        fclose(file);
-    return (uint64_t)kb << 10;
+    if (!cuda)
+        return left / 4 * 3;
+    return left - left / 16 +
+           (model->weights.embedding.data ? model->weight_bytes : 0);
 }
 
 struct ns_engine_options
@@ -43,7 +40,7 @@ ns_memory_defaults(const struct ns_model *model,
     if (o.max_sequences == 0)
         o.max_sequences = cuda ? 64 : 16;
     if (o.memory_bytes == 0)
-        o.memory_bytes = available_bytes() / 4 * 3;
+        o.memory_bytes = default_bytes(model, cuda);
     if (o.reserve_tokens == 0)
         o.reserve_tokens = 2048;
     if (o.age_step_s == 0)
@@ -99,9 +96,10 @@ ns_memory_plan(const struct ns_model *model,
     if (ns_model_sees(model))
         plan.workspace_bytes += ns_vision_bytes(model) +
                                 options->image_cache_bytes;
-    plan.full_page_bytes = ns_kvcache_full_page_bytes(config, rotated,
-                                                      options->kv_plain);
-    plan.sliding_page_bytes = ns_kvcache_sliding_page_bytes(config);
+    plan.full_page_bytes = ns_kvcache_full_page_bytes(
+        config, model->backend->kv_type, rotated, options->kv_plain);
+    plan.sliding_page_bytes =
+        ns_kvcache_sliding_page_bytes(config, model->backend->kv_type);
     fixed = plan.weight_bytes + plan.workspace_bytes + plan.canvas_bytes;
     window = at_most(window, context);
 

@@ -85,6 +85,7 @@ struct ns_weight {
  * dims 0..r-1 and d/2..d/2+r-1; elsewhere K = k_norm * V. */
 struct ns_kv_layer {
     void *base; /* device */
+    enum ns_dtype dtype; /* of K and V: the backend's kv_type */
     size_t page_bytes;
     uint32_t n_kv_heads, head_dim;
     uint32_t n_rotated; /* r: pairs that turn; head_dim / 2 on sliding layers */
@@ -208,6 +209,9 @@ struct ns_backend_ops {
                             const char *what, void **out,
                             struct ns_error *err);
     void (*release)(struct ns_backend *be, void *memory); /* takes NULL */
+    /* Bytes that alloc() may still hand out; of a cpu, what the machine has
+     * left, others' share too. UINT64_MAX: not known. */
+    uint64_t (*available_bytes)(const struct ns_backend *be);
     void (*upload)(struct ns_backend *be, void *device, const void *host,
                    size_t bytes);
     void (*download)(struct ns_backend *be, void *host, const void *device,
@@ -311,17 +315,19 @@ struct ns_backend {
     const struct ns_backend_ops *ops;
     char arithmetic[24]; /* "fp32", "bf16-avx512", ...: equal names give equal
                           * bits; part of engine_rev */
+    enum ns_dtype kv_type; /* what pages of prefix KV hold: NS_F32, NS_BF16 */
     uint64_t busy_ns;    /* time inside ops since open */
 };
 
 struct ns_backend_options {
     const char *name;       /* "cpu" or "cuda"; NULL: cpu */
+    uint32_t device;        /* cuda: which, of those that the process sees */
     uint32_t n_threads;     /* cpu: 0 is all that the process may use */
     const char *isa;        /* cpu: "ref", "avx2", "avx512", "avx512bf16",
                              * "amx"; NULL: the best that arithmetic allows */
     const char *arithmetic; /* cpu: "fp32", "fp8", "bf16", "auto" (bf16 where
                              * the machine has it); NULL: what isa is for, else
-                             * fp32 */
+                             * fp32. cuda: "fp32", "bf16"; NULL or "auto": bf16 */
 };
 
 /* NS_REJECT if the machine lacks what is asked for. */

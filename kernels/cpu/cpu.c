@@ -127,6 +127,13 @@ op_release(struct ns_backend *be, void *memory)
     memory_drop((struct cpu *)be, memory);
 }
 
+static uint64_t
+op_available_bytes(const struct ns_backend *be)
+{
+    (void)be;
+    return machine_available_bytes();
+}
+
 static void
 op_upload(struct ns_backend *be, void *device, const void *host, size_t bytes)
 {
@@ -507,6 +514,7 @@ static const struct ns_backend_ops table = {
     .sync = op_sync,
     .alloc = op_alloc,
     .release = op_release,
+    .available_bytes = op_available_bytes,
     .upload = op_upload,
     .download = op_download,
     .packed_bytes = cpu_packed_bytes,

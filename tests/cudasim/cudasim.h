@@ -16,7 +16,7 @@
  * Not seen: races in global memory, and what a kernel does through memcpy.
  *
  * Environment, read when the process first uses the runtime:
- *   NS_CUDASIM_DEVICES=N      devices; 1
+ *   NS_CUDASIM_DEVICES=N      devices; 1. CUDA_VISIBLE_DEVICES picks of them
  *   NS_CUDASIM_MEMORY=BYTES   of a device, with K, M or G; 1G
  *   NS_CUDASIM_SEED=N         not 0: threads and blocks run in a random order
  *   NS_CUDASIM_FAULT=after:N:cudaErrorNAME   what the N + 1st operation on a

@@ -34,6 +34,7 @@ struct sim_stream {
 };
 
 struct device {
+    int number; /* of those in the machine */
     size_t capacity, used, top; /* top: of the addresses handed out */
     std::map<size_t, size_t> pieces; /* offset to bytes */
     std::multimap<size_t, size_t> holes; /* span to offset */
@@ -172,6 +173,27 @@ reserve(size_t bytes)
     return (unsigned char *)at;
 }
 
+/* CUDA_VISIBLE_DEVICES: a list of numbers, cut at the first that is none. */
+static int
+visible_devices(int n)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    int visible = 0;
+    char *end;
+
+    if (!list)
+        return n;
+    for (long i; visible < DEVICES_MAX; list = end + 1) {
+        i = strtol(list, &end, 10);
+        if (end == list || i < 0 || i >= n)
+            break;
+        devices[visible++].number = (int)i;
+        if (*end != ',')
+            break;
+    }
+    return visible;
+}
+
 static void
 start(void)
 {
@@ -181,6 +203,9 @@ start(void)
         return;
     started = true;
     sim_n_devices = (int)number_of("NS_CUDASIM_DEVICES", 1);
+    for (int i = 0; i < DEVICES_MAX; i++)
+        devices[i].number = i;
+    sim_n_devices = visible_devices(sim_n_devices);
     capacity = number_of("NS_CUDASIM_MEMORY", (size_t)1 << 30);
     seed = number_of("NS_CUDASIM_SEED", 0);
     if (sim_n_devices > DEVICES_MAX)
@@ -287,7 +312,8 @@ cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     if (device < 0 || device >= sim_n_devices)
         return failed(cudaErrorInvalidDevice);
     memset(prop, 0, sizeof(*prop));
-    snprintf(prop->name, sizeof(prop->name), "simulated H100 %d", device);
+    snprintf(prop->name, sizeof(prop->name), "simulated H100 %d",
+             devices[device].number);
     prop->totalGlobalMem = devices[device].capacity;
     prop->sharedMemPerBlockOptin = SHARED_MAX;
     prop->major = 9;

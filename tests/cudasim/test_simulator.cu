@@ -23,6 +23,7 @@ fresh(void **)
     unsetenv("NS_CUDASIM_FAULT");
     unsetenv("NS_CUDASIM_MEMORY");
     unsetenv("NS_CUDASIM_DEVICES");
+    unsetenv("CUDA_VISIBLE_DEVICES");
     cudasim_reset();
     assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                      cudaSuccess);
@@ -634,6 +635,22 @@ devices_have_memory_and_errors_of_their_own(void **)
 }
 
 static void
+a_process_sees_the_devices_that_it_may(void **)
+{
+    struct cudaDeviceProp prop;
+    int n;
+
+    setenv("NS_CUDASIM_DEVICES", "4", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "3,1,7,0", 1); /* 7 ends the list */
+    cudasim_reset();
+    assert_int_equal(cudaGetDeviceCount(&n), cudaSuccess);
+    assert_int_equal(n, 2);
+    assert_int_equal(cudaGetDeviceProperties(&prop, 0), cudaSuccess);
+    assert_string_equal(prop.name, "simulated H100 3");
+    assert_int_equal(cudaSetDevice(2), cudaErrorInvalidDevice);
+}
+
+static void
 a_machine_may_have_no_device(void **)
 {
     int n;
@@ -672,6 +689,7 @@ main(void)
         TEST(an_event_waits_for_its_own_stream_alone),
         TEST(an_injected_fault_comes_where_it_was_asked_for_and_sticks),
         TEST(devices_have_memory_and_errors_of_their_own),
+        TEST(a_process_sees_the_devices_that_it_may),
         TEST(a_machine_may_have_no_device),
     };
 

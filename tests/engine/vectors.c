@@ -1,6 +1,6 @@
 /* vectors - runs whatever golden cases a directory holds.
  *
- *     vectors [DIR [ISA [ARITHMETIC]]]
+ *     vectors [DIR [ISA [ARITHMETIC [BACKEND]]]]
  *
  * One line a case, with the largest error against its tolerance; exit status 1
  * if any failed. Groups are folders with an optional model/; what a case is
@@ -1380,6 +1380,7 @@ main(int argc, char **argv)
     root = argc > 1 ? argv[1] : "tests/cases";
     backend.isa = argc > 2 ? argv[2] : NULL;
     backend.arithmetic = argc > 3 ? argv[3] : "fp32";
+    backend.name = argc > 4 ? argv[4] : NULL;
     backend.n_threads = 2;
     n = scandir(root, &entries, NULL, by_name);
     if (n < 0) {
