@@ -209,9 +209,7 @@ cuda-now: $(if $(KERNELS),$B/libnightshift-cuda.so) $B/cuda/test_instructions
 # leaks and unset memory are for `make asan`.
 ANALYZE := -fanalyzer -Wno-analyzer-malloc-leak -Wno-analyzer-use-of-uninitialized-value \
            -Wno-analyzer-null-dereference -Wno-analyzer-null-argument
-# machine.c asks for features by names that only gcc has.
-TIDY    := $(filter-out kernels/cpu/machine.c,$(SOURCES))
-lint-now: all $(SOURCES:%.c=$B/lint/%.gcc) $(TIDY:%.c=$B/lint/%.tidy)
+lint-now: all $(SOURCES:%.c=$B/lint/%.gcc) $(SOURCES:%.c=$B/lint/%.tidy)
 	$Qscripts/lint.sh $B/lint $(LAYERS)
 $B/lint/%.gcc: %.c $B/flags
 	$(call say,CHECK,$<)

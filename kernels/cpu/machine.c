@@ -1,5 +1,6 @@
 #include "kernels/cpu/machine.h"
 
+#include <cpuid.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,24 @@ isa_is_bf16(enum isa isa)
     return isa >= ISA_AVX512BF16;
 }
 
+/* By number what clang 14 has no name for. */
+static bool
+has_f16c(void)
+{
+    unsigned a, b, c, d;
+
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+}
+
+static bool
+has_amx(void)
+{
+    const unsigned bf16 = 1u << 22, tile = 1u << 24;
+    unsigned a, b, c, d;
+
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bf16) && (d & tile);
+}
+
 bool
 machine_has(enum isa isa)
 {
@@ -44,7 +63,7 @@ machine_has(enum isa isa)
         return true;
     case ISA_AVX2:
         return __builtin_cpu_supports("avx2") &&
-               __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+               __builtin_cpu_supports("fma") && has_f16c();
     case ISA_AVX512:
         return machine_has(ISA_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") &&
@@ -53,9 +72,7 @@ machine_has(enum isa isa)
     case ISA_AVX512BF16:
         return machine_has(ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
     case ISA_AMX:
-        return machine_has(ISA_AVX512BF16) &&
-               __builtin_cpu_supports("amx-tile") &&
-               __builtin_cpu_supports("amx-bf16") &&
+        return machine_has(ISA_AVX512BF16) && has_amx() &&
                syscall(SYS_arch_prctl, REQUEST_XSTATE_PERMISSION,
                        XSTATE_TILE_DATA) == 0;
     case N_ISA:
