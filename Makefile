@@ -1,5 +1,5 @@
 # make            build/nightshift and build/nightshiftd   make V=1     show commands
-# make demo       the main job over real documents         make check   every test
+# make demo       held-out jobs, beside their references   make check   every test
 # make vectors    golden cases (CASES=DIR)                 make bench   speed, as ratios
 # make asan|tsan  check, sanitized                         make lint    static checks
 # make layers     include arrows, lone headers             make fuzz    each parser 60 s
