@@ -18,8 +18,8 @@ def modes(case):
 
 def main():
     work, out = sys.argv[1:3]
-    cases = {f"{task}-{i:03}": c for task, n in CASES.items() for i, c in enumerate(E.held_out(work, task, n))}
-    seen = E.held_out(work, "image", 100)
+    cases = {f"{task}-{i:03}": c for task, n in CASES.items() for i, c in enumerate(E.held_out(work, task, 0, n))}
+    seen = E.held_out(work, "image", 0, 100)
     for kind in ("shapes", "chart"):
         cases[kind] = next(c for c in seen if c["kind"] == kind and len(c["check"]["facts"]) >= 3)
     folder = os.path.join(out, "pictures")

@@ -1,10 +1,11 @@
-"""Held-out evaluation through nightshift:  python evaluate.py WORK MODEL NIGHTSHIFT [N [MODE,.. [TASK,..]]]
+"""Held-out evaluation through nightshift:  python evaluate.py WORK MODEL NIGHTSHIFT [FROM:TO [MODE,.. [TASK,..]]]
 
-The first N held-out cases of every task run as one job file in each mode, with the settings that MODEL ships; those
+Held-out cases FROM to TO of every task (250:400 unless told: settings were tried on those before) run as one job file in each mode, with the settings that MODEL ships; those
 given in SETTINGS (a JSON object in the environment, fields of a job's `nightshift`) go before them. Jobs, reference
 answers and results stay in WORK/evaluation. A line for each task and mode is printed, as a table.
 """
 import base64
+import itertools
 import json
 import os
 import subprocess
@@ -18,9 +19,9 @@ TASKS = ("report", "sql", "code", "image", "debian")
 MEASURES = {"sql": "executed right", "code": "executed right", "report": "facts named", "image": "facts named", "debian": "ROUGE-L"}
 
 
-def held_out(work, task, n):
+def held_out(work, task, first, last):
     with open(os.path.join(work, f"held-{task}.jsonl"), encoding="utf-8") as f:
-        return [json.loads(line) for _, line in zip(range(n), f)]
+        return [json.loads(line) for line in itertools.islice(f, first, last)]
 
 
 def content(case, url=None):
@@ -87,13 +88,13 @@ def ratio(a, b, form):
 
 def main():
     work, model, nightshift = sys.argv[1:4]
-    n = int(sys.argv[4]) if len(sys.argv) > 4 else 100
+    first, last = map(int, (sys.argv[4] if len(sys.argv) > 4 else "250:400").split(":"))
     modes = sys.argv[5].split(",") if len(sys.argv) > 5 else MODES
     tasks = sys.argv[6].split(",") if len(sys.argv) > 6 else TASKS
     settings = json.loads(os.environ.get("SETTINGS", "{}"))
     folder = os.path.join(work, "evaluation")
     os.makedirs(folder, exist_ok=True)
-    cases = {task: {f"{task}-{i:03}": c for i, c in enumerate(held_out(work, task, n))} for task in tasks}
+    cases = {task: {f"{task}-{i:03}": c for i, c in enumerate(held_out(work, task, first, last), first)} for task in tasks}
     every = {name: c for group in cases.values() for name, c in group.items()}
     write_lines(os.path.join(folder, "answers.jsonl"), (reference(name, c) for name, c in every.items()))
     print("| mode | task | cases | failed | measure | result | identical | tokens per denoise step | tokens per pass | steps per canvas "
