@@ -34,8 +34,8 @@ run()
     status=$(cat "$out/status")
     # 1: some failed. Noise may open a tool call and never close it; a model
     # that was trained has no such excuse.
-    if [ $status -ne 0 ] && { [ $status -ne 1 ] || [ -n "$trained" ]; }; then
-        exit $status
+    if [ "$status" -ne 0 ] && { [ "$status" -ne 1 ] || [ -n "$trained" ]; }; then
+        exit "$status"
     fi
     "$build/nightshift" show "$results" --jobs "$2" ${3:+--answers "$3"}
     tr '\r' '\n' <"$log" | tail -n 1

@@ -1,5 +1,7 @@
 """Builds tokenizer and data sets:  python data.py WORK [TASK,..]   (WORK: a directory outside the repository)
 
+Without tasks, all. The tokenizer is made once, from the texts of all but the pictures.
+
 WORK/debian/*            package lists, fetched with apt into a private directory
 WORK/tokenizer.json      BPE with byte fallback, control tokens at the ids of the Gemma 4 family
 WORK/train-TASK.npz      tokens (uint16), offsets, prompt lengths, numbers of the pictures
@@ -25,6 +27,7 @@ CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|t
            100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>"}
 NEWLINE = 107
 MAKERS = {**generate.MAKERS, "image": pictures.image}
+TOKENIZER_READS = {"report": 15000, "sql": 15000, "code": 15000, "debian": 12000}  # examples of each
 PIECES = Regex("▁▁+|\n|[0-9]|▁?[^\\W\\d_▁]+|▁?[^\\w\\s▁]{1,2}|▁|[^▁]")
 
 
@@ -224,8 +227,8 @@ def main():
     sets = {task: packages(cfg, work) if task == "debian" else generated(cfg, task) for task in tasks}
     path = os.path.join(work, "tokenizer.json")
     if not os.path.exists(path):
-        build_tokenizer([e["prompt"] + "\n" + e["answer"] for task in ("report", "sql", "code", "debian") for e in sets[task][0][:15000]],
-                        cfg["model"]["vocab"], path)
+        read = [e for task, n in TOKENIZER_READS.items() for e in sets[task][0][:n]]
+        build_tokenizer([e["prompt"] + "\n" + e["answer"] for e in read], cfg["model"]["vocab"], path)
     encoder = Encoder(cfg, Tokenizer.from_file(path))
     for task, (train, held) in sets.items():
         write(work, task, encoder, train, held)

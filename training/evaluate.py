@@ -1,8 +1,9 @@
 """Held-out evaluation through nightshift:  python evaluate.py WORK MODEL NIGHTSHIFT [FROM:TO [MODE,.. [TASK,..]]]
 
-Held-out cases FROM to TO of every task (250:400 unless told: settings were tried on those before) run as one job file in each mode, with the settings that MODEL ships; those
-given in SETTINGS (a JSON object in the environment, fields of a job's `nightshift`) go before them. Jobs, reference
-answers and results stay in WORK/evaluation. A line for each task and mode is printed, as a table.
+Held-out cases FROM to TO of every task (250:400 unless told: the shipped settings were tried on those before) run as
+one job file in each mode, with the settings that MODEL ships; those given in SETTINGS (a JSON object in the environment,
+fields of a job's `nightshift`) go before them. Jobs, reference answers and results stay in WORK/evaluation. A line for
+each task and mode is printed, as a table.
 """
 import base64
 import itertools

@@ -318,7 +318,8 @@ def evaluate(cfg, params, tables, held, seed, gen, n=32, sample=True):
         cases = cases[:n]
         prompts, pictures = [c["prompt_ids"] for c in cases], [c.get("picture") for c in cases]
         right = S.causal_right(m, w, tables, prompts, pictures, [c["answer_ids"] for c in cases])
-        out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3), "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3)}
+        out[task] = {"ar": round(sum(r == k for r, k in right) / len(cases), 3),
+                     "ar_token": round(sum(r for r, _ in right) / sum(k for _, k in right), 3)}
         if not sample:
             continue
         answers, steps, _ = S.generate(m, w, tables, prompts, pictures, cfg["canvas"], gen, seed)
@@ -342,89 +343,107 @@ def shapes(m):
     return {**M.shapes(m), **V.shapes(m)}
 
 
+class Run:
+    """Weights, their average, optimizer, generator and the place in the data: all that a checkpoint holds."""
+
+    def __init__(self, cfg, work):
+        self.cfg, self.path = cfg, os.path.join(work, "stage1.pt")
+        seed = cfg["seed"]
+        self.params = M.create(shapes(cfg["model"]), seed)
+        self.average = {n: p.detach().clone() for n, p in self.params.items()}
+        self.opt = Optimizer(self.params, cfg["stage1"]["momentum"])
+        self.data = {"diffusion": Data(work, cfg["data"]["mixture"], seed, cfg["canvas"]),
+                     "causal": Data(work, cfg["data"]["causal_mixture"], seed + 3, cfg["canvas"])}
+        self.rng = torch.Generator().manual_seed(seed)
+        self.step, self.seconds = 0, 0.0
+        self.count = {"causal_tokens": 0, "diffusion_tokens": 0}
+        if os.path.exists(self.path):
+            self.restore(torch.load(self.path))
+
+    def restore(self, state):
+        for n, p in state["params"].items():  # weights that a newer configuration adds keep their first values
+            self.params[n].data.copy_(p)
+        self.average.update(state["average"])
+        self.opt.load(state["opt"])
+        for name, place in state["data"].items():
+            self.data[name].load(place)
+        self.rng.set_state(state["rng"])
+        self.step, self.seconds, self.count = state["step"], state["seconds"], state["count"]
+
+    def save(self):
+        save(self.path, {"params": {n: p.detach() for n, p in self.params.items()}, "average": self.average, "opt": self.opt.state(),
+                         "data": {name: d.state() for name, d in self.data.items()}, "rng": self.rng.get_state(), "step": self.step,
+                         "seconds": self.seconds, "count": self.count})
+
+    def batch(self):
+        """(examples, canvases a row) of the next step."""
+        s1 = self.cfg["stage1"]
+        start = self.step < s1["causal_steps"]
+        if self.step == s1["causal_steps"]:
+            self.data["diffusion"].skip()
+        causal = not start and float(torch.rand(1, generator=self.rng)) < s1["causal_share"]
+        canvases = 0 if start or causal else s1["canvases"]
+        return self.data["causal" if causal else "diffusion"].next(canvases * self.cfg["canvas"], s1["batch_tokens"]), canvases
+
+    def learn(self, loss, total):
+        """One step down the gradient; its norm. The rate rises at first and falls towards `total`."""
+        s1 = self.cfg["stage1"]
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_([self.params[n] for n in self.opt.others], 1.0)
+        left = (total - self.step) / max(1, s1["decay_steps"])
+        scale = min(1.0, (self.step + 1) / s1["warmup"]) * max(s1["final_lr"], min(1.0, left))
+        if torch.isfinite(loss):
+            self.opt.step(s1["lr_matrix"] * scale, s1["lr_adam"] * scale)
+        keep = min(s1["average"], (self.step + 1) / (self.step + 10))
+        with torch.no_grad():
+            for n, p in self.params.items():
+                self.average[n].lerp_(p, 1 - keep)
+        self.step += 1
+        return float(norm)
+
+
 def main():
     work = sys.argv[1]
     cfg = load_config()
-    m, s1, canvas = cfg["model"], cfg["stage1"], cfg["canvas"]
+    s1 = cfg["stage1"]
     torch.set_num_threads(cfg["threads"])
     torch.manual_seed(cfg["seed"])
     logfile = os.path.join(work, "stage1.log")
-    params = M.create(shapes(m), cfg["seed"])
-    average = {n: p.detach().clone() for n, p in params.items()}
-    tables = M.Tables(m)
-    opt = Optimizer(params, s1["momentum"])
-    data = {"diffusion": Data(work, cfg["data"]["mixture"], cfg["seed"], canvas),
-            "causal": Data(work, cfg["data"]["causal_mixture"], cfg["seed"] + 3, canvas)}
-    rng = torch.Generator().manual_seed(cfg["seed"])
-    step, seconds, count = 0, 0.0, {"causal_tokens": 0, "diffusion_tokens": 0}
-    path = os.path.join(work, "stage1.pt")
-    if os.path.exists(path):
-        st = torch.load(path)
-        for n, p in st["params"].items():  # weights that a newer configuration adds keep their first values
-            params[n].data.copy_(p)
-        average.update(st["average"])
-        step, seconds, count = st["step"], st["seconds"], st["count"]
-        opt.load(st["opt"])
-        for name, state in st["data"].items():
-            data[name].load(state)
-        rng.set_state(st["rng"])
-    held = read_held(work, [x for x in data["diffusion"].names if x != "debian"])
+    run, tables = Run(cfg, work), M.Tables(cfg["model"])
+    held = read_held(work, [x for x in run.data["diffusion"].names if x != "debian"])
     M.load_fused()
     threads = Threads(cfg["threads"])
     total = s1["causal_steps"] + s1["diffusion_steps"]
-    saved = evaluated = shown = time.time()
-    means, done, tick = Means(), 0, time.time()
-
-    def checkpoint():
-        save(path, {"params": {n: p.detach() for n, p in params.items()}, "average": average, "opt": opt.state(),
-                    "data": {name: d.state() for name, d in data.items()}, "rng": rng.get_state(), "step": step, "seconds": seconds, "count": count})
-
-    log(logfile, event="start", step=step, parameters=sum(p.numel() for p in params.values()))
+    saved = evaluated = shown = tick = time.time()
+    means, done = Means(), 0
+    log(logfile, event="start", step=run.step, parameters=sum(p.numel() for p in run.params.values()))
     stop_on_terminate()
-    while step < total and not STOP:
-        start = step < s1["causal_steps"]
-        diffusion = not start and float(torch.rand(1, generator=rng)) >= s1["causal_share"]
-        k = s1["canvases"] if diffusion else 0
-        if step == s1["causal_steps"]:
-            data["diffusion"].skip()
-        busy = threads.adapt()
-        part = data["diffusion" if diffusion or start else "causal"].next(k * canvas, s1["batch_tokens"])
-        w = M.cast(params, torch.bfloat16)
-        loss, causal, denoise, bal, ntokens = batch_loss(cfg, w, tables, part, k, rng)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_([params[n] for n in opt.others], 1.0)
-        frac = min(1.0, (step + 1) / s1["warmup"])
-        left = (total - step) / max(1, s1["decay_steps"])
-        scale = frac * max(s1["final_lr"], min(1.0, left))
-        if torch.isfinite(loss):
-            opt.step(s1["lr_matrix"] * scale, s1["lr_adam"] * scale)
-        with torch.no_grad():
-            d = min(s1["average"], (step + 1) / (step + 10))
-            for n, p in params.items():
-                average[n].lerp_(p, 1 - d)
-        step += 1
-        count["diffusion_tokens" if diffusion else "causal_tokens"] += ntokens
-        done += ntokens
-        means.add(balance=bal.item(), norm=float(norm), busy=busy)
-        if diffusion:
+    while run.step < total and not STOP:
+        means.add(busy=threads.adapt())
+        part, canvases = run.batch()
+        loss, causal, denoise, balance, tokens = batch_loss(cfg, M.cast(run.params, torch.bfloat16), tables, part, canvases, run.rng)
+        means.add(norm=run.learn(loss, total), balance=balance.item())
+        if canvases:
             means.add(denoise=denoise.item(), causal=causal.item())
         else:
             means.add(only_causal=causal.item())
+        run.count["diffusion_tokens" if canvases else "causal_tokens"] += tokens
+        done += tokens
         now = time.time()
-        seconds += now - tick
+        run.seconds += now - tick
         tick = now
         if now - shown > 30:
-            log(logfile, step=step, **means.take(), rate=round(done / (now - shown)), minutes=round(seconds / 60, 1), **count)
+            log(logfile, step=run.step, **means.take(), rate=round(done / (now - shown)), minutes=round(run.seconds / 60, 1), **run.count)
             done, shown = 0, now
         if now - saved > s1["checkpoint_seconds"]:
-            checkpoint()
+            run.save()
             saved = now
         if now - evaluated > s1["evaluate_seconds"]:
             gen = dict(cfg["generation"], max_denoising_steps=10, confidence_threshold=0.05)
-            log(logfile, step=step, held=evaluate(cfg, average, tables, held, cfg["seed"], gen, s1["evaluate_cases"], diffusion))
+            log(logfile, step=run.step, held=evaluate(cfg, run.average, tables, held, cfg["seed"], gen, s1["evaluate_cases"], bool(canvases)))
             evaluated = time.time()
-    checkpoint()
-    log(logfile, event="end", step=step, **count)
+    run.save()
+    log(logfile, event="end", step=run.step, **run.count)
 
 
 if __name__ == "__main__":
