@@ -111,7 +111,7 @@ fuzz:
 	@scripts/setup.sh fuzz
 	$(again) B=build-fuzz CC=clang WARN= CFLAGS='-O1 -g' SAN='address undefined fuzzer-no-link' FUZZER=fuzzer fuzz-now
 
-check-now: $(TEST) $(FUZZ) all
+check-now: $(TEST) $(FUZZ) all $B/tests/nightshiftd
 	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
 	$Qscripts/fetch-kafka.sh build/kafka || true
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
@@ -133,6 +133,12 @@ INSTANT := submit pass next_event cancel load progress
 $B/bench/nightshiftd: $B/daemon/main.o $B/bench/instant_engine.o $(ARCHIVES)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(INSTANT:%=-Wl,--wrap=ns_engine_%) -o $@ $^ $(ALL_LIBS)
+# The daemon as it ships, with fault points around it: tests/faults/points.c.
+POINTS := ns_ends_open PQpipelineSync rd_kafka_commit
+$B/tests/daemon/test_faults: | $B/tests/nightshiftd $B/nightshiftd
+$B/tests/nightshiftd: $B/daemon/main.o $B/tests/faults/points.o $(ARCHIVES)
+	$(call say,LD,$@)
+	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(POINTS:%=-Wl,--wrap=%) $(ALL_LIBS)
 $B/bench/%: $B/bench/%.o $(below_engine:%=$B/lib%.a)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LIBS)
