@@ -3,6 +3,7 @@
 # make vectors    golden cases (CASES=DIR)                 make bench   speed, as ratios
 # make asan|tsan  check, sanitized                         make lint    static checks
 # make layers     include arrows, lone headers             make fuzz    each parser 60 s
+# make soak       faults on real servers, 20 min at most
 # make install    honours prefix and DESTDIR               make man     read the manuals
 # make cuda       the plug-in for NVIDIA cards, by nvcc
 # make deb        a Debian package, in build/
@@ -98,6 +99,9 @@ vectors:
 	@scripts/setup.sh check
 	$(again) $B/tests/engine/vectors
 	$Q$B/tests/engine/vectors $(CASES)
+soak:
+	@scripts/setup.sh check
+	$(again) soak-now
 bench:
 	@scripts/setup.sh bench check
 	$(again) bench-now
@@ -115,6 +119,11 @@ check-now: $(TEST) $(FUZZ) all $B/tests/nightshiftd
 	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
 	$Qscripts/fetch-kafka.sh build/kafka || true
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
+# Seeds are printed: NS_SEED=N and NS_HISTORY=... do the same again.
+soak-now: all $B/tests/daemon/test_simulation $B/tests/daemon/test_soak
+	$Qscripts/fetch-kafka.sh build/kafka
+	$QNS_HISTORIES=100000 $B/tests/daemon/test_simulation
+	$QNS_SOAK=2000:200:1200 $B/tests/daemon/test_soak
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B
 bench-now: all $B/bench/connectors $B/bench/nightshiftd $B/bench/engine $B/bench/images $B/bench/cpu_limit $B/bench/card
@@ -134,8 +143,8 @@ $B/bench/nightshiftd: $B/daemon/main.o $B/bench/instant_engine.o $(ARCHIVES)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(INSTANT:%=-Wl,--wrap=ns_engine_%) -o $@ $^ $(ALL_LIBS)
 # The daemon as it ships, with fault points around it: tests/faults/points.c.
-POINTS := ns_ends_open PQpipelineSync rd_kafka_commit
-$B/tests/daemon/test_faults: | $B/tests/nightshiftd $B/nightshiftd
+POINTS := ns_ends_open PQpipelineSync rd_kafka_commit clock_gettime
+$B/tests/daemon/test_faults $B/tests/daemon/test_outages $B/tests/daemon/test_soak: | $B/tests/nightshiftd $B/nightshiftd
 $B/tests/nightshiftd: $B/daemon/main.o $B/tests/faults/points.o $(ARCHIVES)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(POINTS:%=-Wl,--wrap=%) $(ALL_LIBS)
@@ -272,7 +281,7 @@ tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
-.PHONY: all cuda cuda-now check check-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
+.PHONY: all cuda cuda-now check check-now soak soak-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
         layers man install deb tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:

@@ -96,6 +96,7 @@ struct load {
     const char *topic;
     int n_jobs, longest; /* tokens */
     int n_messages, n_dead, n_conflicts;
+    int n_sent; /* of the jobs */
 };
 
 static void
@@ -120,14 +121,14 @@ job_text(char *out, size_t size, const struct load *load, int i, int longest)
 /* Jobs over all partitions; every 10th sent twice (the copy elsewhere), every
  * 20th again with another body, and every 15th line is poison. */
 static void
-send_load(struct load *load)
+send_up_to(struct load *load, int n_jobs)
 {
     static const char *const poison[] = {
         "{\"custom_id\":\"x\"", "[]", "", "{\"body\":{}}", "\xff\xfe",
     };
     char text[512];
 
-    for (int i = 0; i < load->n_jobs; i++) {
+    for (int i = load->n_sent; i < n_jobs; i++) {
         job_text(text, sizeof(text), load, i, load->longest);
         send_text(load->topic, i % PARTITIONS, NULL, text);
         load->n_messages++;
@@ -150,6 +151,7 @@ send_load(struct load *load)
             load->n_dead++;
         }
     }
+    load->n_sent = n_jobs;
     assert_true(produce_flush(&broker));
 }
 
@@ -253,7 +255,7 @@ judge(const char *topic)
     };
 }
 
-static void
+static inline void
 assert_one_outcome_each(const struct load *load)
 {
     struct verdict verdict = judge(load->topic);
@@ -285,7 +287,7 @@ assert_one_outcome_each(const struct load *load)
                             "j.finished_at IS NOT NULL"), 0);
 }
 
-static void
+static inline void
 stop_daemon(pid_t pid)
 {
     kill(pid, SIGTERM);
@@ -305,11 +307,17 @@ end_daemon(pid_t pid)
 }
 
 static void
-prepare_load(struct load *load, const char *more)
+prepare_topic(const struct load *load, const char *more)
 {
     assert_int_equal(topic_admin(&broker, load->topic, PARTITIONS), 0);
     write_config(load->topic, broker.address, more);
-    send_load(load);
+}
+
+static inline void
+prepare_load(struct load *load, const char *more)
+{
+    prepare_topic(load, more);
+    send_up_to(load, load->n_jobs);
 }
 
 /* Rows and blocks of the topic: what changes when a daemon gets on. */

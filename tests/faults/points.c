@@ -24,6 +24,8 @@
  * SEED     each point is on in one run of four, as the seed has it, and then
  *          acts with PROBABILITY by a kill, a delay or a cut.
  *
+ * NS_CLOCK_MS=N moves the clock of the host, as the daemon reads it, by N.
+ *
  * What happens is said on standard error first. A list that can not be read
  * ends the process with 64: a test must not pass because of a slip.
  */
@@ -37,6 +39,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/ends.h"
@@ -346,4 +349,21 @@ __wrap_rd_kafka_commit(rd_kafka_t *client,
     if (!failed)
         (void)pass_point(AFTER, COMMIT);
     return failed;
+}
+
+/* --- a clock that is wrong --------------------------------------------- */
+
+int
+__real_clock_gettime(clockid_t clock, struct timespec *out);
+int
+__wrap_clock_gettime(clockid_t clock, struct timespec *out);
+int
+__wrap_clock_gettime(clockid_t clock, struct timespec *out)
+{
+    const char *shift = clock == CLOCK_REALTIME ? getenv("NS_CLOCK_MS") : NULL;
+    int status = __real_clock_gettime(clock, out);
+
+    if (shift)
+        out->tv_sec += strtol(shift, NULL, 10) / 1000;
+    return status;
 }
