@@ -47,7 +47,8 @@ static const char claim_sql[] =
     "   OR (j.state = 'running' AND j.lease_until < clock_timestamp())))) "
     "RETURNING job_id, fence, attempt, stalls, mode, seed,"
     " (SELECT b.cancel_requested FROM nightshift.batch b"
-    "  WHERE b.batch = j.batch)";
+    "  WHERE b.batch = j.batch),"
+    " (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /* Why a claim was not had. A hash of zeros is that of a job which was
  * cancelled before it was seen: it fits any body. */
@@ -165,6 +166,7 @@ read_claims(struct ns_pg_store *pg, const PGresult *answer,
                                &claim->stored_mode);
         claim->stored_seed = (uint64_t)ns_pg_int(answer, row, 5);
         claim->cancel = ns_pg_bool(answer, row, 6);
+        claim->clock_ms = ns_pg_int(answer, row, 7);
         if (claim->fence > pg->known_fence)
             pg->known_fence = claim->fence;
     }

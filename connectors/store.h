@@ -69,6 +69,8 @@ struct ns_claim {
     uint32_t n_tokens, n_blocks;
     bool resumed_across;   /* some block came from another engine_rev */
     bool cancel;           /* RUN: all of its batch is to be cancelled */
+    int64_t clock_ms;      /* Unix time by the store's own clock, by which
+                            * deadlines count; 0: it has the host's */
     int64_t wait_ms;       /* WAIT */
     struct ns_error error; /* CONFLICT */
 };

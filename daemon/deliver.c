@@ -472,6 +472,8 @@ claim(struct deliver *deliver, struct ns_work *const *works, size_t n)
         }
         works[i]->claim = items[i];
         atomic_store(&works[i]->cancel, items[i].cancel);
+        works[i]->clock_shift_ms =
+            items[i].clock_ms ? items[i].clock_ms - ns_unix_now_ms() : 0;
         claimed(deliver, works[i]);
     }
 }

@@ -361,7 +361,7 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     bool in_thought;
 
     if (work->job->has_deadline &&
-        work->job->deadline_ms <= ns_unix_now_ms()) {
+        work->job->deadline_ms <= ns_unix_now_ms() + work->clock_shift_ms) {
         ns_refuse(&work->error, "expired", "nightshift.deadline",
                   "the deadline had passed before the job was run");
         ns_work_fail(pipeline, work, NS_RESULT_EXPIRED);

@@ -270,7 +270,8 @@ interruption(struct schedule *schedule, struct ns_work *work)
         return NS_ON_CANCELLED;
     }
     if (work->request.deadline_ms &&
-        work->request.deadline_ms <= ns_unix_now_ms()) {
+        work->request.deadline_ms <=
+            ns_unix_now_ms() + work->clock_shift_ms) {
         ns_refuse(&work->error, "expired", "nightshift.deadline",
                   "the deadline passed while the job was run");
         ns_work_fail(schedule->pipeline, work, NS_RESULT_EXPIRED);

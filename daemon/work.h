@@ -42,6 +42,8 @@ struct ns_work {
     enum ns_mode mode;
     uint64_t seed;
     struct ns_claim claim; /* fence, blocks to resume from */
+    int64_t clock_shift_ms; /* by which the store's clock is before the host's:
+                             * deadlines count by it */
 
     struct ns_ids prompt, draft;
     struct ns_fetch fetch;       /* of its URLs, until they are decoded */
