@@ -462,6 +462,21 @@ claim_all(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
     return status;
 }
 
+/* Where the job of the first one is done, so is that of its copies: a flood of
+ * them would wait for each other by the second. */
+static void
+end_seconds(struct ns_claim *claims, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (claims[i].outcome == NS_CLAIM_WAIT &&
+                claims[j].outcome == NS_CLAIM_FINAL &&
+                strcmp(claims[i].job->id, claims[j].job->id) == 0 &&
+                memcmp(claims[i].job->sha256, claims[j].job->sha256,
+                       sizeof(claims[j].job->sha256)) == 0)
+                claims[i].outcome = NS_CLAIM_FINAL;
+}
+
 enum ns_status
 ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
             struct ns_error *err)
@@ -480,6 +495,7 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
         claims[i].block_tokens = NULL;
         claims[i].n_tokens = claims[i].n_blocks = 0;
         claims[i].resumed_across = claims[i].cancel = false;
+        claims[i].clock_ms = 0;
         if (is_second(claims, i))
             set_wait(&claims[i], 1000);
         else
@@ -487,6 +503,8 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
     }
     if (n_first > 0)
         status = claim_all(pg, first, n_first, err);
+    if (status == NS_OK)
+        end_seconds(claims, n);
     /* The caller hears of none of these claims, and will ask again: their
      * numbers are as good as not known. */
     if (status != NS_OK)

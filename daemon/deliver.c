@@ -13,6 +13,7 @@ enum {
     BACKOFF_CAP_MS = 5000,
     GRACE_MS = 5000, /* for a store in trouble, behind the end of a stop */
     HEARTBEAT_MS = 1000,
+    REPLAY = 32, /* jobs done before, in a row: so may those behind them be */
 };
 
 /* Whose jobs wait or are begun. There while it has one. */
@@ -31,6 +32,7 @@ struct deliver {
     struct ns_work *last;    /* of them; unset when there are none */
     struct ns_tenant *tenants;
     size_t n_runs;           /* claims that were ours, up to a window's worth */
+    size_t n_final;          /* since the last takeover: jobs that were done */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
     bool lost; /* the store is of no more use */
@@ -379,7 +381,10 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
  *   - a job with two stalls is claimed alone, and nothing beside it: what it
  *     takes down next time is only itself;
  *   - the first claims of a process, which may be those that the last one left
- *     behind, are made one by one, so that the rule above can hold for each.
+ *     behind, are made one by one, so that the rule above can hold for each;
+ *   - but not while a topic is read again whose jobs are done: a round trip
+ *     for each of a million takes hours. The first that is taken over ends
+ *     this, and costs those of its own batch a stall at the most.
  */
 
 static bool
@@ -424,6 +429,8 @@ claimed(struct deliver *deliver, struct ns_work *work)
     case NS_CLAIM_RUN:
         if (deliver->n_runs < pipeline->options.window)
             deliver->n_runs++;
+        if (work->claim.attempt > 1)
+            deliver->n_final = 0;
         hold(deliver, work);
         free((void *)work->message.bytes); /* it will not be refused now */
         work->message.bytes = NULL;
@@ -436,6 +443,7 @@ claimed(struct deliver *deliver, struct ns_work *work)
         return;
     case NS_CLAIM_FINAL:
         atomic_fetch_add(&pipeline->metrics->duplicates, 1);
+        deliver->n_final++;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_FINAL);
         return;
     case NS_CLAIM_CONFLICT:
@@ -525,7 +533,10 @@ claim_waiting(struct deliver *deliver)
     }
     while (deliver->waiting && !deliver->alone && deliver->n_held < most &&
            !atomic_load(&pipeline->paused)) {
-        batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
+        batch = deliver->n_runs < pipeline->options.window &&
+                        deliver->n_final < REPLAY
+                    ? 1
+                    : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
         n = choose(deliver, works, batch);

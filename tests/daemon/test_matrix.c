@@ -74,7 +74,7 @@ check_names(const char *from, const char *to)
          p++) {
         if (sscanf(p, "test_%150[a-z_]%*[ \n]`%150[a-z0-9_]`", program,
                    name) != 2)
-            continue;
+            fail_msg("no name of a test: %.60s", p);
         memmove(program + 5, program, strlen(program) + 1);
         memcpy(program, "test_", 5);
         if (!is_run(program, name))
