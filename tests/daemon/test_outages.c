@@ -393,23 +393,29 @@ static void
 a_host_whose_clock_is_an_hour_off_keeps_leases_and_deadlines(void **state)
 {
     struct load load = { .topic = "clocks", .n_jobs = 40, .longest = 80 };
-    char text[512];
+    time_t late = time(NULL) + 1800;
+    char text[512], until[32];
+    struct tm broken;
     pid_t pid[2];
 
     (void)state;
     NEEDS_BROKER();
-    prepare_load(&load, "");
+    prepare_topic(&load, "");
     /* In the database's time it is far off, on the first host's long over. */
+    gmtime_r(&late, &broken);
+    strftime(until, sizeof(until), "%Y-%m-%dT%H:%M:%SZ", &broken);
     snprintf(text, sizeof(text), "{\"custom_id\":\"clocks-late\",\"body\":{"
              "\"messages\":[{\"role\":\"user\",\"content\":\"now\"}],"
-             "\"max_tokens\":10},\"nightshift\":{\"deadline\":%lld}}",
-             (long long)time(NULL) + 1800);
+             "\"max_tokens\":10},\"nightshift\":{\"deadline\":\"%s\"}}",
+             until);
     send_text("clocks", 0, NULL, text);
-    assert_true(produce_flush(&broker));
+    send_up_to(&load, load.n_jobs);
     for (int i = 0; i < 2; i++) {
         setenv("NS_CLOCK_MS", i ? "-3600000" : "3600000", 1);
         pid[i] = start_program("tests/nightshiftd", "clocks", i);
         unsetenv("NS_CLOCK_MS");
+        if (i == 0) /* the one who believes it to be too late is alone */
+            wait_for_rows("clocks", 10);
     }
     wait_until_read("clocks");
     for (int i = 0; i < 2; i++)
