@@ -55,8 +55,7 @@ killed_between_receipt_and_claim_a_message_comes_again(void **state)
     NEEDS_BROKER();
     die_at("received", "after_receive", &load);
     assert_int_equal(most_attempts("received"), 1);
-    load.topic = "unclaimed";
-    load.n_messages = load.n_dead = load.n_conflicts = 0;
+    load = (struct load){ .topic = "unclaimed", .n_jobs = 8, .longest = 40 };
     die_at("unclaimed", "before_claim", &load);
     assert_int_equal(most_attempts("unclaimed"), 1);
 }
@@ -72,8 +71,7 @@ killed_behind_a_claim_the_job_is_taken_over_when_its_lease_ends(void **state)
     assert_int_equal(most_attempts("claimed"), 2);
     assert_true(number("SELECT count(*) FROM nightshift.job WHERE job_id LIKE "
                        "'claimed-%%' AND stalls = 1") > 0);
-    load.topic = "asked";
-    load.n_messages = load.n_dead = load.n_conflicts = 0;
+    load = (struct load){ .topic = "asked", .n_jobs = 8, .longest = 40 };
     die_at("asked", "unread_claim", &load);
     assert_int_equal(most_attempts("asked"), 2);
 }
