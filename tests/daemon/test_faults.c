@@ -164,11 +164,12 @@ killed_while_a_job_is_given_back_it_costs_the_job_nothing(void **state)
         pid_t pid;
 
         prepare_load(&load, "[daemon]\ndrain = 0\n");
-        /* Results wait, so that there is something to be given back. */
-        snprintf(list, sizeof(list), "%s:kill@1,before_finish:delay=200",
+        /* It is told to end while it hears of a claim: so there is one to be
+         * given back, however fast the machine. */
+        snprintf(list, sizeof(list), "%s:kill@1,after_claim:delay=1500@3",
                  points[i]);
         pid = start_faulty(points[i], 0, list);
-        wait_until_says(in_folder("%s.0.err", points[i]), "before_finish");
+        wait_until_says(in_folder("%s.0.err", points[i]), "after_claim");
         kill(pid, SIGTERM);
         assert_int_equal(wait_for(pid, LIMIT_MS), -SIGKILL);
         pid = start_daemon(points[i], 1);
