@@ -158,8 +158,8 @@ $B/bench/%: $B/bench/%.o $(below_engine:%=$B/lib%.a)
 comma   := ,
 KERNELS := $(wildcard kernels/cuda/*.cu)
 CXX_SIM := $(if $(findstring gcc,$(CC)),$(CC:gcc=g++),g++)
-SIM_CXXFLAGS := -std=c++17 -O2 -g -fPIC -I. -Itests/cudasim -DNS_CUDASIM -ffp-contract=off \
-    -Wall -Wextra -Wno-unknown-pragmas $(if $(CI),-Werror)
+SIM_CXXFLAGS := -std=c++17 -O3 -g -fPIC -I. -Itests/cudasim -DNS_CUDASIM -ffp-contract=off \
+    -Wall -Wunused -Wno-unknown-pragmas $(if $(CI),-Werror)
 SIM_CALLS := -fsanitize=thread -fno-tree-vectorize -fno-store-merging --param=tsan-instrument-func-entry-exit=0
 SIM     := $(patsubst tests/cudasim/%.cc,$B/cudasim/%.o,$(wildcard tests/cudasim/*.cc))
 # Kernels that run in every pass: no spills, no local memory.
@@ -173,7 +173,7 @@ NVFLAGS := -std=c++17 -O3 -I. -Xcompiler -fPIC,-Wall -lineinfo -Xptxas -v \
 $B/cudasim/%.o: tests/cudasim/%.cc
 	$(call say,SIM,$<)
 	$Qmkdir -p $(@D)
-	$Q$(CXX_SIM) $(SIM_CXXFLAGS) -Wshadow -MMD -MP -c -o $@ $<
+	$Q$(CXX_SIM) $(SIM_CXXFLAGS) -Wshadow -fvisibility=hidden -MMD -MP -c -o $@ $<
 $B/cudasim/%.o: kernels/cuda/%.cu
 	$(call say,SIM,$<)
 	$Qmkdir -p $(@D)

@@ -33,6 +33,7 @@
 
 /* ---- for tests ------------------------------------------------------------- */
 
+#pragma GCC visibility push(default)
 extern "C" {
 /* Drops all devices and memory and reads the environment again. */
 void cudasim_reset(void);
@@ -41,6 +42,7 @@ void cudasim_freeze(int frozen);
 /* What ended the last launch that was ended; "" if none was. */
 const char *cudasim_report(void);
 }
+#pragma GCC visibility pop
 
 /* ---- launching --------------------------------------------------------------- */
 

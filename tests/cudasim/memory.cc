@@ -27,6 +27,10 @@ static unsigned char shared_with_guards[GUARD + SHARED_MAX + GUARD]
     __attribute__((aligned(4096)));
 unsigned char *sim_shared_memory = shared_with_guards + GUARD;
 static struct cell cells[SHARED_MAX];
+/* When all of a word's bytes had last been read by several warps, behind the
+ * barrier behind their write: until time ticks, or someone writes there, one
+ * more read changes nothing. */
+static uint64_t settled[SHARED_MAX / 4];
 static size_t shared_bytes;
 static uint64_t block;
 
@@ -102,6 +106,7 @@ check_write(size_t byte, uint16_t as)
         race(byte, "written", cell->writer, "written");
     if (!reads_ordered(cell))
         race(byte, "read", cell->reader, "written");
+    settled[byte / 4] = 0;
     cell->writer = as;
     cell->write_time = sim.time;
     cell->state = WRITTEN;
@@ -133,6 +138,36 @@ check_read(size_t byte)
             cell->reader_warp = SEVERAL;
     }
     cell->read_time = sim.time;
+}
+
+static inline void
+settle(size_t word)
+{
+    for (size_t i = word * 4; i < word * 4 + 4; i++) {
+        const struct cell *cell = &cells[i];
+
+        if (cell->block != block || cell->write_time >= sim.block_time ||
+            cell->reader_warp != SEVERAL || cell->read_time != sim.time)
+            return;
+    }
+    settled[word] = sim.time;
+}
+
+static inline void
+check_reads(size_t byte, size_t bytes)
+{
+    for (size_t i = byte; i < byte + bytes;) {
+        size_t end = (i / 4 + 1) * 4;
+
+        if (end > byte + bytes)
+            end = byte + bytes;
+        if (settled[i / 4] != sim.time) {
+            for (size_t j = i; j < end; j++)
+                check_read(j);
+            settle(i / 4);
+        }
+        i = end;
+    }
 }
 
 static inline size_t
@@ -257,8 +292,7 @@ access_as(const void *at, size_t bytes, bool write, size_t aligned_to,
         for (size_t i = byte; i < byte + bytes; i++)
             check_write(i, as);
     else
-        for (size_t i = byte; i < byte + bytes; i++)
-            check_read(i);
+        check_reads(byte, bytes);
 }
 
 void
