@@ -4,6 +4,7 @@
 # make asan|tsan  check, sanitized                         make lint    static checks
 # make layers     include arrows, lone headers             make fuzz    each parser 60 s
 # make soak       faults on real servers, 20 min at most
+# make vectors-cuda  the same on simulated devices (minutes)
 # make install    honours prefix and DESTDIR               make man     read the manuals
 # make cuda       the plug-in for NVIDIA cards, by nvcc
 # make deb        a Debian package, in build/
@@ -102,6 +103,10 @@ vectors:
 soak:
 	@scripts/setup.sh check
 	$(again) soak-now
+vectors-cuda:
+	@scripts/setup.sh check
+	$(again) $B/tests/engine/vectors $B/cudasim/libnightshift-cuda.so
+	$QLD_LIBRARY_PATH=$B/cudasim $B/tests/engine/vectors $(CASES) ref fp32 cuda
 bench:
 	@scripts/setup.sh bench check
 	$(again) bench-now
@@ -115,7 +120,7 @@ fuzz:
 	@scripts/setup.sh fuzz
 	$(again) B=build-fuzz CC=clang WARN= CFLAGS='-O1 -g' SAN='address undefined fuzzer-no-link' FUZZER=fuzzer fuzz-now
 
-check-now: $(TEST) $(FUZZ) all $B/tests/nightshiftd
+check-now: $(TEST) $(FUZZ) all $B/tests/nightshiftd $B/cudasim/libnightshift-cuda.so
 	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
 	$Qscripts/fetch-kafka.sh build/kafka || true
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
@@ -163,7 +168,7 @@ SIM_CXXFLAGS := -std=c++17 -O3 -g -fPIC -I. -Itests/cudasim -DNS_CUDASIM -ffp-co
 SIM_CALLS := -fsanitize=thread -fno-tree-vectorize -fno-store-merging --param=tsan-instrument-func-entry-exit=0
 SIM     := $(patsubst tests/cudasim/%.cc,$B/cudasim/%.o,$(wildcard tests/cudasim/*.cc))
 # Kernels that run in every pass: no spills, no local memory.
-HOT     := $(if $(KERNELS),product_bf16_kernel$(comma)product_fp32_kernel)
+HOT     := $(if $(KERNELS),product_bf16_kernel$(comma)product_fp32_kernel$(comma)attention_kernel$(comma)part_kernel$(comma)route_kernel$(comma)combine_kernel)
 NVCC     = $(shell cat $B/nvcc)
 # PyPI's toolkit keeps in lib/ what nvcc looks for in lib64/.
 NVLINK   = -L$(dir $(NVCC))../lib -cudart static
@@ -281,7 +286,7 @@ tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
-.PHONY: all cuda cuda-now check check-now soak soak-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
+.PHONY: all cuda cuda-now vectors-cuda check check-now soak soak-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
         layers man install deb tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:

@@ -95,11 +95,12 @@ run_cmocka() # PROGRAM
         sed 's/^/    | /'
 }
 
-run_vectors() # PROGRAM
+run_vectors() # NAME COMMAND...
 {
-    local name=${1#"$build"/} ok bad
+    local name=$1 ok bad
 
-    run "$name" "$1" tests/cases
+    shift
+    run "$name" "$@"
     ok=$(count '^ok +[^ ]' "$log")
     bad=$(count '^FAILED ' "$log")
     passed=$((passed + ok))
@@ -142,7 +143,15 @@ run_fuzz() # PROGRAM
 for program; do
     case ${program##*/} in
     fuzz_*) run_fuzz "$program" ;;
-    vectors) run_vectors "$program" ;;
+    vectors)
+        run_vectors "${program#"$build"/}" "$program" tests/cases
+        # The cuda backend, kernels and all, on simulated devices; all groups
+        # take minutes: make vectors-cuda.
+        mkdir -p "$build/cases-cuda"
+        ln -sfn "$PWD/tests/cases/text_bf16_sharded" "$build/cases-cuda/"
+        run_vectors 'vectors, cuda' env LD_LIBRARY_PATH="$PWD/$build/cudasim" \
+            NS_CUDASIM_TRACK=23 "$program" "$build/cases-cuda" ref fp32 cuda
+        ;;
     *) run_cmocka "$program" ;;
     esac
 done

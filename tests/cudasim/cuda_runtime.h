@@ -72,12 +72,15 @@ make_float2(float x, float y)
 }
 
 /* Of the fibre that runs. */
-extern uint3 sim_thread_idx, sim_block_idx;
-extern dim3 sim_block_dim, sim_grid_dim;
-#define threadIdx sim_thread_idx
-#define blockIdx sim_block_idx
-#define blockDim sim_block_dim
-#define gridDim sim_grid_dim
+struct sim_place {
+    uint3 thread, block;
+    dim3 block_dim, grid_dim;
+};
+extern struct sim_place sim_place;
+#define threadIdx sim_place.thread
+#define blockIdx sim_place.block
+#define blockDim sim_place.block_dim
+#define gridDim sim_place.grid_dim
 
 template <class T>
 static inline T

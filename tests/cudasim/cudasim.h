@@ -18,6 +18,9 @@
  * Environment, read when the process first uses the runtime:
  *   NS_CUDASIM_DEVICES=N      devices; 1. CUDA_VISIBLE_DEVICES picks of them
  *   NS_CUDASIM_MEMORY=BYTES   of a device, with K, M or G; 1G
+ *   NS_CUDASIM_TRACK=N        shared memory is watched for races and unwritten
+ *                             bytes in each Nth block only; 1. Everything else
+ *                             is checked in all
  *   NS_CUDASIM_SEED=N         not 0: threads and blocks run in a random order
  *   NS_CUDASIM_FAULT=after:N:cudaErrorNAME   what the N + 1st operation on a
  *                             device ends with, and every one behind it

@@ -17,8 +17,7 @@
 
 #include "sim.h"
 
-uint3 sim_thread_idx, sim_block_idx;
-dim3 sim_block_dim, sim_grid_dim;
+struct sim_place sim_place;
 struct sim_running sim;
 
 /* ---- switching -------------------------------------------------------------- */
@@ -116,10 +115,10 @@ take_ready(void)
 static void
 set_current(uint32_t thread)
 {
-    uint32_t x = sim_block_dim.x, y = sim_block_dim.y;
+    uint32_t x = blockDim.x, y = blockDim.y;
 
     sim.thread = thread;
-    sim_thread_idx = { thread % x, thread / x % y, thread / x / y };
+    threadIdx = { thread % x, thread / x % y, thread / x / y };
 }
 
 /* Lets another fibre go on; comes back when this one is made ready. */
@@ -205,8 +204,8 @@ report(const char *format, va_list ap)
     kernel_name(kernel, sizeof(kernel));
     n = snprintf(text, sizeof(text),
                  "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", kernel,
-                 sim_block_idx.x, sim_block_idx.y, sim_block_idx.z,
-                 sim_thread_idx.x, sim_thread_idx.y, sim_thread_idx.z);
+                 blockIdx.x, blockIdx.y, blockIdx.z,
+                 threadIdx.x, threadIdx.y, threadIdx.z);
     vsnprintf(text + n, sizeof(text) - (size_t)n, format, ap);
     sim_report(text);
 }
@@ -328,8 +327,8 @@ sim_run(const struct sim_launch *launch)
     make_stacks();
     sim.launch = launch;
     sim.active = true;
-    sim_grid_dim = launch->grid;
-    sim_block_dim = launch->block;
+    gridDim = launch->grid;
+    blockDim = launch->block;
     n_threads = launch->block.x * launch->block.y * launch->block.z;
     if (launch->seed != 0) {
         random_state = launch->seed * 0x9e3779b97f4a7c15u | 1;
@@ -339,9 +338,9 @@ sim_run(const struct sim_launch *launch)
     for (uint64_t i = 0; i < n_blocks && error == cudaSuccess; i++) {
         uint64_t b = (first + i * step) % n_blocks;
 
-        sim_block_idx.x = (unsigned)(b % launch->grid.x);
-        sim_block_idx.y = (unsigned)(b / launch->grid.x % launch->grid.y);
-        sim_block_idx.z = (unsigned)(b / launch->grid.x / launch->grid.y);
+        blockIdx.x = (unsigned)(b % launch->grid.x);
+        blockIdx.y = (unsigned)(b / launch->grid.x % launch->grid.y);
+        blockIdx.z = (unsigned)(b / launch->grid.x / launch->grid.y);
         error = run_block();
     }
     sim.active = false;

@@ -27,12 +27,15 @@ static unsigned char shared_with_guards[GUARD + SHARED_MAX + GUARD]
     __attribute__((aligned(4096)));
 unsigned char *sim_shared_memory = shared_with_guards + GUARD;
 static struct cell cells[SHARED_MAX];
-/* When all of a word's bytes had last been read by several warps, behind the
- * barrier behind their write: until time ticks, or someone writes there, one
- * more read changes nothing. */
+/* When all of a word's bytes had last been read by several threads of a warp,
+ * or of SEVERAL, and written in front of the last barrier: until time ticks or
+ * someone writes there, one more read by one of them changes nothing. */
 static uint64_t settled[SHARED_MAX / 4];
+static uint16_t settled_warp[SHARED_MAX / 4];
 static size_t shared_bytes;
 static uint64_t block;
+static bool tracked; /* this block's cells are kept */
+uint64_t sim_track_every = 1;
 
 void
 sim_fresh_shared(size_t bytes)
@@ -40,7 +43,7 @@ sim_fresh_shared(size_t bytes)
     /* A signalling NaN of both kinds of float, and a far index. */
     memset(sim_shared_memory, 0xff, bytes);
     shared_bytes = bytes;
-    block++;
+    tracked = ++block % sim_track_every == 0;
 }
 
 static inline struct cell *
@@ -143,13 +146,17 @@ check_read(size_t byte)
 static inline void
 settle(size_t word)
 {
+    uint16_t warp = cells[word * 4].reader_warp;
+
     for (size_t i = word * 4; i < word * 4 + 4; i++) {
         const struct cell *cell = &cells[i];
 
         if (cell->block != block || cell->write_time >= sim.block_time ||
-            cell->reader_warp != SEVERAL || cell->read_time != sim.time)
+            cell->reader != SEVERAL || cell->reader_warp != warp ||
+            cell->read_time != sim.time)
             return;
     }
+    settled_warp[word] = warp;
     settled[word] = sim.time;
 }
 
@@ -161,7 +168,9 @@ check_reads(size_t byte, size_t bytes)
 
         if (end > byte + bytes)
             end = byte + bytes;
-        if (settled[i / 4] != sim.time) {
+        if (settled[i / 4] != sim.time ||
+            (settled_warp[i / 4] != SEVERAL &&
+             settled_warp[i / 4] != sim.thread / 32)) {
             for (size_t j = i; j < end; j++)
                 check_read(j);
             settle(i / 4);
@@ -198,10 +207,10 @@ sim_landing(const void *at, size_t bytes)
         sim_end(cudaErrorIllegalAddress, "cp.async to %p, not shared memory",
                 at);
     byte = shared_byte(at, bytes, "cp.async");
-    for (size_t i = byte; i < byte + bytes; i++) {
+    memset(sim_shared_memory + byte, 0xff, bytes);
+    for (size_t i = byte; tracked && i < byte + bytes; i++) {
         check_write(i, (uint16_t)sim.thread);
         cells[i].state = LANDING;
-        sim_shared_memory[i] = 0xff;
     }
 }
 
@@ -210,7 +219,7 @@ sim_landed(const void *at, size_t bytes)
 {
     size_t byte = (size_t)((const unsigned char *)at - sim_shared_memory);
 
-    for (size_t i = byte; i < byte + bytes; i++) {
+    for (size_t i = byte; tracked && i < byte + bytes; i++) {
         cells[i].state = WRITTEN;
         cells[i].write_time = sim.time;
     }
@@ -277,7 +286,8 @@ access_as(const void *at, size_t bytes, bool write, size_t aligned_to,
 {
     const char *what = write ? "a write" : "a read";
 
-    if (in_stacks(at))
+    if (in_stacks(at) || (size_t)((const char *)at -
+                                  (const char *)&sim_place) < sizeof(sim_place))
         return;
     if ((uintptr_t)at % aligned_to != 0)
         sim_end(cudaErrorMisalignedAddress,
@@ -288,6 +298,8 @@ access_as(const void *at, size_t bytes, bool write, size_t aligned_to,
     }
     size_t byte = shared_byte(at, bytes, what);
 
+    if (!tracked)
+        return;
     if (write)
         for (size_t i = byte; i < byte + bytes; i++)
             check_write(i, as);

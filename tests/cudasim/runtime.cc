@@ -208,6 +208,9 @@ start(void)
     sim_n_devices = visible_devices(sim_n_devices);
     capacity = number_of("NS_CUDASIM_MEMORY", (size_t)1 << 30);
     seed = number_of("NS_CUDASIM_SEED", 0);
+    sim_track_every = number_of("NS_CUDASIM_TRACK", 1);
+    if (sim_track_every == 0)
+        bad_setting("NS_CUDASIM_TRACK", "0");
     if (sim_n_devices > DEVICES_MAX)
         bad_setting("NS_CUDASIM_DEVICES", getenv("NS_CUDASIM_DEVICES"));
     read_fault();

@@ -45,7 +45,8 @@ struct sim_running {
     uint64_t time;
 };
 extern struct sim_running sim;
-extern bool sim_racecheck;
+/* Shared memory is watched for races in every so manyth block. */
+extern uint64_t sim_track_every;
 
 /* Ends the launch; called on a fibre. */
 [[noreturn]] void sim_end(cudaError_t error, const char *format, ...)

@@ -484,6 +484,21 @@ struct eyes { /* what the tower's probe compares with */
     uint32_t n_images, n_compared;
 };
 
+/* A copy of device rows, one behind the other; the caller's. */
+static float *
+host_rows(struct ns_backend *be, const struct ns_rows *rows)
+{
+    float *copy = malloc((size_t)rows->n_rows * rows->n_cols * sizeof(float));
+
+    if (!copy)
+        abort();
+    for (uint32_t i = 0; i < rows->n_rows; i++)
+        be->ops->download(be, copy + (size_t)i * rows->n_cols,
+                          rows->data + i * rows->stride,
+                          rows->n_cols * sizeof(float));
+    return copy;
+}
+
 /* Rows of all images of the run, one behind the other, against their parts. */
 static void
 on_vision(void *ctx, const char *point, uint32_t layer,
@@ -497,12 +512,14 @@ on_vision(void *ctx, const char *point, uint32_t layer,
     const char *part = NULL;
     uint32_t row = 0;
     char name[64];
+    float *got;
 
     for (int i = 0; i < 4; i++)
         if (strcmp(point, points[i][0]) == 0)
             part = points[i][1];
     if (!part)
         return;
+    got = host_rows(eyes->model->backend, rows);
     for (uint32_t i = 0; i < eyes->n_images; i++) {
         bool layers = strcmp(part, "layers") == 0;
         const float *want;
@@ -515,10 +532,11 @@ on_vision(void *ctx, const char *point, uint32_t layer,
         if (row + n > rows->n_rows)
             wrong(eyes->k, "%s: the run has %u rows", name, rows->n_rows);
         for (uint32_t j = 0; j < n && row < rows->n_rows; j++, row++)
-            near(eyes->k, name, rows->data + row * rows->stride,
+            near(eyes->k, name, got + (size_t)row * rows->n_cols,
                  want + (size_t)j * rows->n_cols, rows->n_cols, 5e-5);
         eyes->n_compared++;
     }
+    free(got);
     if (row != rows->n_rows)
         wrong(eyes->k, "%s: %u rows, expected %u", point, rows->n_rows, row);
 }
