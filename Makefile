@@ -6,7 +6,7 @@
 # make soak       faults on real servers, 20 min at most
 # make vectors-cuda  the same on simulated devices (minutes)
 # make install    honours prefix and DESTDIR               make man     read the manuals
-# make cuda       the plug-in for NVIDIA cards, by nvcc
+# make cuda       the plug-in for NVIDIA cards, by nvcc    make gpu-check  on a card
 # make deb        a Debian package, in build/
 B       := build
 CSTD    := -std=c17 -D_GNU_SOURCE
@@ -216,6 +216,14 @@ $B/cuda/test_instructions: tests/cudasim/test_instructions.cu kernels/cuda/devic
 	$Q$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(NVLINK) -o $@ $<
 $B/nvcc:
 	$Qmkdir -p $B; scripts/fetch-cuda.sh $B/cuda-toolkit >$@.new && mv $@.new $@
+# On a machine with a card: the instructions, then every golden case.
+gpu-check: cuda
+	$Q$B/cuda/test_instructions
+	$Qfor tool in memcheck racecheck; do \
+	    compute-sanitizer --error-exitcode 1 --tool $$tool $B/cuda/test_instructions || exit 1; done
+	$(again) $B/tests/engine/vectors
+	$QLD_LIBRARY_PATH=$B $B/tests/engine/vectors $(CASES) ref fp32 cuda
+$B/tests/daemon/test_cuda: | $B/cudasim/libnightshift-cuda.so
 cuda:
 	@scripts/setup.sh cuda
 	$(again) cuda-now
@@ -286,7 +294,7 @@ tests: $(TEST) $(FUZZ)
 clean:
 	rm -rf build build-*
 FORCE:
-.PHONY: all cuda cuda-now vectors-cuda check check-now soak soak-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
+.PHONY: all cuda cuda-now gpu-check vectors-cuda check check-now soak soak-now demo demo-now vectors bench bench-now lint lint-now asan tsan fuzz fuzz-now \
         layers man install deb tests clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:

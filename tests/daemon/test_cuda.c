@@ -1,0 +1,142 @@
+/* nightshift(1) on simulated cards: several of them, one too small, one that
+ * breaks. The plug-in is the real backend, its kernels run on tests/cudasim. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "tests/daemon/program.h"
+
+enum { N_JOBS = 3, LONGEST = 20 };
+
+#define ON(device)                                                            \
+    "-m", program_model, "--set", "engine.backend=cuda", "--set",             \
+        "engine.device=" device, "--set", "engine.pass_tokens=64", "--set",   \
+        "engine.kv_memory=4M", "--set", "engine.max_sequences=4"
+
+static struct answers reference; /* of device 0 */
+
+static int
+prepare(void **state)
+{
+    char libraries[PATH_MAX];
+
+    if (make_folder(state) != 0)
+        return -1;
+    snprintf(libraries, sizeof(libraries), "%s/cudasim", build_folder());
+    write_jobs(in_folder("jobs.jsonl"), N_JOBS, LONGEST);
+    return setenv("LD_LIBRARY_PATH", libraries, 1) |
+           setenv("NS_CUDASIM_TRACK", "101", 1) |
+           setenv("NS_CUDASIM_DEVICES", "2", 1);
+}
+
+static void
+each_card_gives_the_same_answers(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("first.jsonl"), ON("0")), 0);
+    read_answers(in_folder("first.jsonl"), &reference);
+    assert_int_equal(reference.n, N_JOBS);
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("second.jsonl"), ON("1")), 0);
+    assert_same_answers(in_folder("second.jsonl"), &reference, N_JOBS);
+}
+
+/* One daemon a card, as nightshiftd@.service starts them: at the same time,
+ * each sees its own alone. */
+static void
+a_process_a_card_runs_beside_the_other(void **state)
+{
+    pid_t pid[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const char *const argv[] = { "nightshift", "run",
+                                     in_folder("jobs.jsonl"), "-o",
+                                     in_folder("beside%d.jsonl", i), ON("0"),
+                                     NULL };
+
+        setenv("CUDA_VISIBLE_DEVICES", i == 0 ? "0" : "1", 1);
+        pid[i] = spawn(argv, in_folder("stdout%d", i),
+                       in_folder("stderr%d", i));
+    }
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(wait_for(pid[i], LIMIT_MS), 0);
+        assert_same_answers(in_folder("beside%d.jsonl", i), &reference,
+                            N_JOBS);
+    }
+}
+
+static void
+a_card_that_is_not_there_is_configuration(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("none.jsonl"), ON("2")), 78);
+    assert_true(file_says(in_folder("stderr"), "engine.device"));
+}
+
+static void
+a_card_that_is_too_small_says_what_was_missing(void **state)
+{
+    int rc;
+
+    (void)state;
+    setenv("NS_CUDASIM_MEMORY", "1M", 1);
+    rc = RUN("run", in_folder("jobs.jsonl"), "-o", in_folder("small.jsonl"),
+             ON("0"));
+    unsetenv("NS_CUDASIM_MEMORY");
+    assert_true(rc > 0);
+    assert_true(file_says(in_folder("stderr"), "1 MiB"));
+}
+
+/* Sticky, as a card's is: the process ends with the reason and stores nothing
+ * half; on a card that is well the run carries on to the same answers. */
+static void
+a_card_that_breaks_ends_the_run_and_the_next_one_carries_on(void **state)
+{
+    static const char *const faults[][2] = {
+        { "after:700:cudaErrorECCUncorrectable", "ECC" },
+        { "after:1500:cudaErrorIllegalAddress", "illegal memory access" },
+        { "after:2500:cudaErrorUnknown", "unknown error" },
+    };
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        int rc;
+
+        setenv("NS_CUDASIM_FAULT", faults[i][0], 1);
+        rc = RUN("run", in_folder("jobs.jsonl"), "-o",
+                 in_folder("broken.jsonl"), ON("0"));
+        unsetenv("NS_CUDASIM_FAULT");
+        if (rc <= 1)
+            fail_msg("%s: exit status %d", faults[i][0], rc);
+        if (!file_says(in_folder("stderr"), faults[i][1]))
+            fail_msg("%s: the reason is not named", faults[i][0]);
+    }
+    assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                         in_folder("broken.jsonl"), ON("0")), 0);
+    assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_card_gives_the_same_answers),
+        cmocka_unit_test(a_process_a_card_runs_beside_the_other),
+        cmocka_unit_test(a_card_that_is_not_there_is_configuration),
+        cmocka_unit_test(a_card_that_is_too_small_says_what_was_missing),
+        cmocka_unit_test(
+            a_card_that_breaks_ends_the_run_and_the_next_one_carries_on),
+    };
+    int failed = cmocka_run_group_tests(tests, prepare, remove_folder);
+
+    answers_fini(&reference);
+    return failed;
+}
