@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -201,7 +202,7 @@ whole_canvases(struct plan *plan, enum ns_job_class job_class,
     *owed += expect->canvases;
     n = *owed < 1 ? 1 : (uint32_t)*owed;
     *owed -= n;
-    job->kept = (float)((job->answer + n - 1) / n);
+    job->kept = ceilf((float)job->answer / (float)n);
     if (job->mode != NS_MODE_DIFFUSION)
         return;
     least = (n - 1) * job->canvas_length + 1;

@@ -1,5 +1,6 @@
 #include "engine/outlook.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,7 +173,7 @@ batch_of(const struct ns_outlook_options *options, uint32_t rows,
     double near = positions < shape->window ? positions : shape->window;
     double bytes = shape->full_bytes * positions +
                    shape->sliding_bytes * near + shape->state_bytes;
-    double batch = options->pass_tokens / rows;
+    double batch = floor((double)options->pass_tokens / rows);
 
     if (batch > options->max_sequences)
         batch = options->max_sequences;

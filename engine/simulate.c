@@ -609,7 +609,11 @@ ns_simulate(const struct ns_sim_machine *machine,
     status = set_up(&sim, jobs, n, err);
     if (status != NS_OK)
         goto out;
-    sim.now = first = n > 0 ? sim.arriving[0]->job->arrival_s : 0;
+    first = n > 0 ? jobs[0].arrival_s : 0;
+    for (size_t i = 1; i < n; i++)
+        if (jobs[i].arrival_s < first)
+            first = jobs[i].arrival_s;
+    sim.now = first;
     for (;;) {
         status = arrive(&sim, err);
         if (status != NS_OK)
