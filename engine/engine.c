@@ -647,16 +647,19 @@ reservation(const struct ns_engine *engine, const struct ns_sequence *seq)
     return (uint32_t)(reserve < worst ? reserve : worst);
 }
 
-/* Whether those that run fill a pass already. More of them would not make it
- * faster, but take pages that shared prefixes are kept in. */
+/* Whether those that run fill a pass already, but for what `next` presses out
+ * of it. More of them would not make it faster, but take pages that shared
+ * prefixes are kept in. */
 static bool
-sated(const struct ns_engine *engine)
+sated(const struct ns_engine *engine, const struct ns_sequence *next)
 {
     uint64_t rows = 0;
 
     for (uint32_t i = 0; i < engine->running.n; i++) {
         const struct ns_sequence *seq = engine->running.item[i];
 
+        if (ns_rank_presses(&next->rank, &seq->rank, age_step_ms(engine)))
+            continue;
         rows += seq->n_known - seq->n_cached;
         if (!ns_sequence_is_ar(seq))
             rows += seq->request.canvas_length;
@@ -667,16 +670,16 @@ sated(const struct ns_engine *engine)
 static void
 admit_waiting(struct ns_engine *engine)
 {
-    if (sated(engine))
-        return;
     sort_by_rank(engine, &engine->waiting);
-    for (uint32_t i = 0; i < engine->waiting.n && !sated(engine);) {
+    for (uint32_t i = 0; i < engine->waiting.n;) {
         struct ns_sequence *seq = engine->waiting.item[i];
+        enum ns_admission how;
         uint32_t cached;
-        enum ns_admission how =
-            ns_kvcache_admit(engine->kv, seq->hold, reservation(engine, seq),
-                             &cached);
 
+        if (sated(engine, seq))
+            return; /* and so for those behind it */
+        how = ns_kvcache_admit(engine->kv, seq->hold,
+                               reservation(engine, seq), &cached);
         if (how == NS_ADMIT_LATER)
             return; /* none may overtake: the large would starve */
         if (how == NS_ADMIT_SHARED) {
@@ -1000,6 +1003,20 @@ report_progress(struct ns_engine *engine)
 }
 
 static void
+set_levels(struct ns_engine *engine)
+{
+    struct ns_sequence *const *item = engine->running.item;
+    uint32_t level = 0;
+
+    for (uint32_t i = 0; i < engine->running.n; i++) {
+        if (i > 0 && ns_rank_presses(&item[i - 1]->rank, &item[i]->rank,
+                                     age_step_ms(engine)))
+            level++;
+        engine->want[i].level = level;
+    }
+}
+
+static void
 plan(struct ns_engine *engine)
 {
     uint32_t n;
@@ -1009,6 +1026,7 @@ plan(struct ns_engine *engine)
         sort_by_rank(engine, &engine->running);
         for (uint32_t i = 0; i < n; i++)
             engine->want[i] = ns_sequence_want(engine->running.item[i]);
+        set_levels(engine);
         ns_planner_fill(engine->want, n, engine->options.pass_tokens,
                         engine->batch->max_segments, engine->grant);
     } while (!make_pages(engine) && engine->running.n < n);

@@ -7,9 +7,9 @@ effective(const struct ns_rank *rank, uint32_t age_step_ms)
            (age_step_ms ? rank->waited_ms / (int64_t)age_step_ms : 0);
 }
 
-int
-ns_rank_compare(const struct ns_rank *a, const struct ns_rank *b,
-                uint32_t age_step_ms)
+static int
+compare_levels(const struct ns_rank *a, const struct ns_rank *b,
+               uint32_t age_step_ms)
 {
     int64_t x = effective(a, age_step_ms), y = effective(b, age_step_ms);
 
@@ -17,8 +17,24 @@ ns_rank_compare(const struct ns_rank *a, const struct ns_rank *b,
         return x > y ? -1 : 1;
     x = a->deadline_ms ? a->deadline_ms : INT64_MAX;
     y = b->deadline_ms ? b->deadline_ms : INT64_MAX;
-    if (x != y)
-        return x < y ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+bool
+ns_rank_presses(const struct ns_rank *a, const struct ns_rank *b,
+                uint32_t age_step_ms)
+{
+    return compare_levels(a, b, age_step_ms) < 0;
+}
+
+int
+ns_rank_compare(const struct ns_rank *a, const struct ns_rank *b,
+                uint32_t age_step_ms)
+{
+    int order = compare_levels(a, b, age_step_ms);
+
+    if (order != 0)
+        return order;
     if (a->prefix_ready != b->prefix_ready)
         return a->prefix_ready ? -1 : 1;
     if (a->length != b->length)
@@ -82,13 +98,44 @@ grant_prefill(struct filling *f, const struct ns_want *want, uint32_t rows,
     return true;
 }
 
-/* Fills with `first` (n: none) in front. Returns the first sequence whose
- * picture found too little room where text would have found some; or n. */
+/* Fills from the sequences from..to - 1, which are on one level. Returns the
+ * first of them whose picture found too little room where text would have found
+ * some; or `none`. */
+static uint32_t
+fill_level(const struct ns_want *want, uint32_t from, uint32_t to,
+           uint32_t none, struct filling *f, struct ns_grant *grant)
+{
+    uint32_t stuck = none;
+
+    for (uint32_t i = from; i < to; i++)
+        if (!want[i].prefill && want[i].n_encode > 0 &&
+            grant_whole(f, want[i].n_encode))
+            grant[i].n_encode = want[i].n_encode;
+    for (uint32_t i = from; i < to; i++)
+        if (want[i].n_canvas > 0 && !grant[i].canvas &&
+            grant[i].n_encode == want[i].n_encode &&
+            grant_whole(f, want[i].n_canvas))
+            grant[i].canvas = true;
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t rows;
+
+        if (!want[i].prefill || grant[i].n_encode > 0)
+            continue;
+        rows = chunk(&want[i], f->left);
+        if (!grant_prefill(f, &want[i], rows, &grant[i]) && stuck == none &&
+            rows == 0 && f->left > 0)
+            stuck = i;
+    }
+    return stuck;
+}
+
+/* Fills with `first` (n: none) in front of all levels. Returns whose picture
+ * got stuck, or n. */
 static uint32_t
 fill(const struct ns_want *want, uint32_t n, struct filling *f, uint32_t first,
      struct ns_grant *grant)
 {
-    uint32_t stuck = n;
+    uint32_t stuck = n, to;
 
     for (uint32_t i = 0; i < n; i++)
         grant[i] = (struct ns_grant){ 0, false };
@@ -99,24 +146,14 @@ fill(const struct ns_want *want, uint32_t n, struct filling *f, uint32_t first,
                             rows > 0 ? rows : least(&want[first]),
                             &grant[first]);
     }
-    for (uint32_t i = 0; i < n; i++)
-        if (!want[i].prefill && want[i].n_encode > 0 &&
-            grant_whole(f, want[i].n_encode))
-            grant[i].n_encode = want[i].n_encode;
-    for (uint32_t i = 0; i < n; i++)
-        if (want[i].n_canvas > 0 && !grant[i].canvas &&
-            grant[i].n_encode == want[i].n_encode &&
-            grant_whole(f, want[i].n_canvas))
-            grant[i].canvas = true;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t rows;
+    for (uint32_t from = 0; from < n; from = to) {
+        uint32_t found;
 
-        if (!want[i].prefill || grant[i].n_encode > 0)
-            continue;
-        rows = chunk(&want[i], f->left);
-        if (!grant_prefill(f, &want[i], rows, &grant[i]) && stuck == n &&
-            rows == 0 && f->left > 0)
-            stuck = i;
+        for (to = from + 1; to < n && want[to].level == want[from].level;)
+            to++;
+        found = fill_level(want, from, to, n, f, grant);
+        if (stuck == n)
+            stuck = found;
     }
     return stuck;
 }

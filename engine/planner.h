@@ -1,11 +1,11 @@
 /* planner.h - which segments the next pass carries, who runs, who yields.
  *
  * Pure: it sees what sequences want and what a pass may hold, and no device,
- * page or token. Each pass is filled with commits and autoregressive tokens
- * first (they free canvases), then canvases, then prefill chunks. Among equals
- * the order is rank: priority, raised by one for each age step waited; then
- * deadline; then a shared prefix that is ready; then the longest; then who
- * came first.
+ * page or token. Each pass is filled level by level: those of the highest
+ * priority, raised by one for each age step waited, and of these those with the
+ * earliest deadline. Within a level commits and autoregressive tokens go first
+ * (they free canvases), then canvases, then prefill chunks, and among these
+ * whose shared prefix is ready; then the longest; then who came first.
  */
 #ifndef NS_ENGINE_PLANNER_H
 #define NS_ENGINE_PLANNER_H
@@ -27,6 +27,11 @@ struct ns_rank {
 int ns_rank_compare(const struct ns_rank *a, const struct ns_rank *b,
                     uint32_t age_step_ms);
 
+/* Whether a is on a higher level than b: by priority or by deadline, and not
+ * only ahead of it among equals. */
+bool ns_rank_presses(const struct ns_rank *a, const struct ns_rank *b,
+                     uint32_t age_step_ms);
+
 /* Positions first..end - 1 of a prompt that go into one pass together: what a
  * picture stands for. */
 struct ns_whole {
@@ -35,6 +40,7 @@ struct ns_whole {
 
 /* What a running sequence wants of the next pass. */
 struct ns_want {
+    uint32_t level;    /* equal on one level, rising in rank order */
     uint32_t n_encode; /* known tokens to put behind the prefix */
     bool prefill;      /* they may be cut into chunks, but not inside of these */
     uint32_t n_canvas; /* rows of a canvas that may run once all are encoded,

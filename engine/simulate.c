@@ -145,17 +145,30 @@ make_room(struct simulation *sim, double bytes, const struct prefix *keep)
 
 /* ---- in and out -------------------------------------------------------- */
 
-static bool
-outranks(const struct sequence *a, const struct sequence *b, bool ranked)
+/* < 0: a is on a higher level than b, as the planner has it. */
+static int
+compare_levels(const struct sequence *a, const struct sequence *b, bool ranked)
 {
     double x = a->job->deadline_s, y = b->job->deadline_s;
 
-    if (ranked && a->step != b->step)
-        return a->step < b->step;
-    if (ranked && x != y)
-        return y == 0 || (x != 0 && x < y);
-    x = (double)a->job->prompt + a->job->answer;
-    y = (double)b->job->prompt + b->job->answer;
+    if (!ranked)
+        return 0;
+    if (a->step != b->step)
+        return a->step < b->step ? -1 : 1;
+    if (x == y)
+        return 0;
+    return y == 0 || (x != 0 && x < y) ? -1 : 1;
+}
+
+static bool
+outranks(const struct sequence *a, const struct sequence *b, bool ranked)
+{
+    int order = compare_levels(a, b, ranked);
+    double x = (double)a->job->prompt + a->job->answer;
+    double y = (double)b->job->prompt + b->job->answer;
+
+    if (order != 0)
+        return order < 0;
     if (ranked && x != y)
         return x > y;
     return a->number < b->number;
@@ -284,9 +297,10 @@ hold(struct simulation *sim, struct sequence *seq)
     sim->n_held++;
 }
 
-/* Whether those that run fill a pass: more would take memory, not time. */
+/* Whether those that run fill a pass, but for what `next` presses out of it:
+ * more would take memory, not time. */
 static bool
-sated(const struct simulation *sim)
+sated(const struct simulation *sim, const struct sequence *next)
 {
     uint32_t rows = 0;
 
@@ -295,6 +309,8 @@ sated(const struct simulation *sim)
     for (uint32_t i = 0; i < sim->n_running; i++) {
         const struct sequence *seq = sim->running[i];
 
+        if (compare_levels(next, seq, sim->policy->ranked) < 0)
+            continue;
         rows += seq->prefill ? seq->encode : 0;
         rows += seq->job->mode == NS_MODE_AR ? 1 : seq->job->canvas_length;
         if (rows >= sim->machine->pass_tokens)
@@ -313,7 +329,8 @@ admit_held(struct simulation *sim)
         struct prefix *prefix = *at;
 
         while (prefix->waiting && (prefix->ready || !prefix->there) &&
-               sim->n_running < sim->policy->max_sequences && !sated(sim)) {
+               sim->n_running < sim->policy->max_sequences &&
+               !sated(sim, prefix->waiting)) {
             struct sequence *seq = prefix->waiting;
 
             if (!admit(sim, seq)) {
@@ -347,8 +364,9 @@ admit_waiting(struct simulation *sim)
     if (policy->whole && sim->n_running > 0)
         return;
     admit_held(sim);
-    while (sim->n_running < policy->max_sequences && !sated(sim) &&
-           (seq = ns_backlog_first(sim->backlog)) != NULL) {
+    while (sim->n_running < policy->max_sequences &&
+           (seq = ns_backlog_first(sim->backlog)) != NULL &&
+           !sated(sim, seq)) {
         struct prefix *prefix = seq->prefix;
 
         if (too_late(sim, seq)) {
@@ -371,11 +389,17 @@ admit_waiting(struct simulation *sim)
 static void
 state_wants(struct simulation *sim)
 {
+    uint32_t level = 0;
+
     for (uint32_t i = 0; i < sim->n_running; i++) {
         struct sequence *seq = sim->running[i];
         bool canvas = seq->job->mode != NS_MODE_AR && !seq->drafted;
 
+        if (i > 0 && compare_levels(sim->running[i - 1], seq,
+                                    sim->policy->ranked) < 0)
+            level++;
         sim->want[i] = (struct ns_want){
+            .level = level,
             .n_encode = seq->drafted ? seq->job->canvas_length : seq->encode,
             .prefill = seq->prefill,
             .n_canvas = canvas ? seq->job->canvas_length : 0,

@@ -1183,6 +1183,55 @@ pictures_that_do_not_fit_their_prompt_are_refused(void **state)
     tiny_remove(blind_directory);
 }
 
+/* ---- who goes first -------------------------------------------------------- */
+
+static void
+an_urgent_job_does_not_wait_for_prompts_and_canvases_that_fill_the_pass(
+    void **state)
+{
+    struct folder folder = make_folder("gen_fp32");
+    struct ns_engine_options options = plain_options(&folder);
+    struct ns_engine *engine;
+    struct job *jobs = new_jobs(6);
+    bool over = false;
+
+    (void)state;
+    options.pass_tokens = 64;
+    engine = open_engine(&options);
+    for (uint32_t i = 0; i < 6; i++) {
+        struct ns_error err;
+
+        make_job(&jobs[i], engine, i, i < 5 ? 400 : 30, i < 5 ? 90 : 16,
+                 NS_MODE_DIFFUSION);
+        jobs[i].request.priority = i < 5 ? 0 : 3;
+        if (i < 5 && ns_engine_submit(engine, &jobs[i].request, &err) != NS_OK)
+            fail_msg("%s", err.text);
+    }
+    for (uint32_t pass = 0; !over; pass++) {
+        struct ns_pass_report report;
+        struct ns_event event;
+        struct ns_error err;
+
+        assert_in_range(pass, 0, 500);
+        if (pass == 3 &&
+            ns_engine_submit(engine, &jobs[5].request, &err) != NS_OK)
+            fail_msg("%s", err.text);
+        if (ns_engine_pass(engine, &report, &err) != NS_OK)
+            fail_msg("%s", err.text);
+        while (ns_engine_next_event(engine, &event))
+            if (event.kind == NS_EVENT_DONE) {
+                assert_int_equal(event.id, 5);
+                over = true;
+            }
+        /* It came into a pass that was full, and into the next one. */
+        if (pass == 3)
+            assert_int_equal(ns_engine_load(engine).running, 2);
+    }
+    ns_engine_close(engine);
+    free(jobs);
+    remove_folder(&folder);
+}
+
 int
 main(void)
 {
@@ -1206,6 +1255,8 @@ main(void)
         cmocka_unit_test(pictures_packed_chunked_and_put_back_change_no_byte),
         cmocka_unit_test(a_prefix_is_shared_with_the_same_picture_and_never_in_part),
         cmocka_unit_test(pictures_that_do_not_fit_their_prompt_are_refused),
+        cmocka_unit_test(
+            an_urgent_job_does_not_wait_for_prompts_and_canvases_that_fill_the_pass),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -260,6 +260,62 @@ the_oldest_is_never_put_back(void **state)
     }
 }
 
+static void
+a_higher_level_gets_all_it_wants_before_a_lower_one(void **state)
+{
+    struct ns_want want[MOST];
+    struct ns_grant grant[MOST];
+    struct ns_want plain[] = {
+        { .level = 0, .prefill = true, .n_encode = 300 },
+        { .level = 1, .n_canvas = 256 },
+        { .level = 1, .n_canvas = 256 },
+    };
+
+    (void)state;
+    /* Canvases would go first, were they its equals. */
+    assert_int_equal(ns_planner_fill(plain, 3, 512, 8, grant), 300);
+    assert_int_equal(grant[0].n_encode, 300);
+    assert_false(grant[1].canvas || grant[2].canvas);
+    plain[0].level = 1;
+    assert_int_equal(ns_planner_fill(plain, 3, 512, 8, grant), 512);
+    assert_int_equal(grant[0].n_encode, 0);
+    assert_true(grant[1].canvas && grant[2].canvas);
+    /* What a level gets does not depend on those below it. Whole pictures
+     * aside: one that got stuck goes in front of all. */
+    for (int round = 0; round < 20000; round++) {
+        struct ns_grant alone[MOST];
+        uint32_t n = make_wants(want), upper = n ? pick(n) : 0;
+        uint32_t budget = 1 + pick(2000);
+
+        for (uint32_t i = 0; i < n; i++) {
+            want[i].level = i >= upper;
+            want[i].n_whole = 0;
+        }
+        ns_planner_fill(want, n, budget, 2 * MOST, grant);
+        ns_planner_fill(want, upper, budget, 2 * MOST, alone);
+        for (uint32_t i = 0; i < upper; i++) {
+            assert_int_equal(grant[i].n_encode, alone[i].n_encode);
+            assert_int_equal(grant[i].canvas, alone[i].canvas);
+        }
+    }
+}
+
+static void
+priority_and_deadline_make_levels_and_ties_do_not(void **state)
+{
+    struct ns_rank a = { .priority = 1, .number = 5 };
+    struct ns_rank b = { .number = 1, .length = 900, .prefix_ready = true };
+
+    (void)state;
+    assert_true(ns_rank_presses(&a, &b, 1000));
+    assert_false(ns_rank_presses(&b, &a, 1000));
+    b.waited_ms = 1000;
+    assert_false(ns_rank_presses(&a, &b, 1000));
+    assert_false(ns_rank_presses(&b, &a, 1000));
+    a.deadline_ms = 7;
+    assert_true(ns_rank_presses(&a, &b, 1000));
+}
+
 int
 main(void)
 {
@@ -271,6 +327,8 @@ main(void)
         cmocka_unit_test(rank_is_a_total_order),
         cmocka_unit_test(rank_follows_priority_age_deadline_prefix_and_length),
         cmocka_unit_test(the_oldest_is_never_put_back),
+        cmocka_unit_test(a_higher_level_gets_all_it_wants_before_a_lower_one),
+        cmocka_unit_test(priority_and_deadline_make_levels_and_ties_do_not),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
