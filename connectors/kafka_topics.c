@@ -120,6 +120,15 @@ retry(struct ns_store *store, struct ns_give_back *items, size_t n,
 }
 
 static enum ns_status
+look(struct ns_store *store, struct ns_claim *items, size_t n,
+     struct ns_error *err)
+{
+    struct ns_store *inner = ((struct topics *)store)->inner;
+
+    return inner->ops->look(inner, items, n, err);
+}
+
+static enum ns_status
 tend(struct ns_store *store, struct ns_error *err)
 {
     struct ns_store *inner = ((struct topics *)store)->inner;
@@ -165,6 +174,7 @@ ns_kafka_topics_open(struct ns_store *inner, struct ns_kafka_producer *producer,
     static const struct ns_store_ops ops = {
         .name = "postgres",
         .claim = claim,
+        .look = look,
         .heartbeat = heartbeat,
         .checkpoint = checkpoint,
         .finish = finish,

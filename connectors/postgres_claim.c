@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -60,8 +61,8 @@ static const char why_sql[] =
     " coalesce((extract(epoch FROM CASE j.state WHEN 'running'"
     "  THEN j.lease_until ELSE j.not_before END - clock_timestamp())"
     "  * 1000)::bigint, 0),"
-    " j.state "
-    "FROM unnest($1, $2) AS x (id, sha)"
+    " j.state, x.i "
+    "FROM unnest($1, $2) WITH ORDINALITY AS x (id, sha, i)"
     " JOIN nightshift.job j ON j.job_id = x.id";
 
 /* Ends jobs that nobody holds and nobody may run any more. The reason is
@@ -92,7 +93,10 @@ static const char give_up_sql[] =
     "  ELSE 'given up after ' || retries || ' failures' END,"
     " mode, seed, body_sha256 FROM g"
     " RETURNING job_id, batch, status, completion_tokens AS tokens),"
-    NS_PG_COUNT_BATCHES NS_PG_REPORT("$3");
+    NS_PG_COUNT_BATCHES NS_PG_REPORT("$3")
+    " UNION ALL SELECT 2, job_id, array_position(ARRAY['ok', 'failed',"
+    " 'dead', 'cancelled', 'expired'], state)::bigint - 1, 0, error_code"
+    " FROM g";
 
 static struct ns_claim *
 claim_of(struct ns_claim *const *claims, size_t n, const char *job_id)
@@ -204,13 +208,18 @@ unroll_claims(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
     return status;
 }
 
+/* How it ended, from the row that give_up_sql adds to the report. */
 static void
-set_final(void *context, const char *job_id)
+read_end(const PGresult *report, struct ns_claim *claim)
 {
-    struct ns_claim *claim = context;
-
-    if (strcmp(claim->job->id, job_id) == 0)
-        claim->outcome = NS_CLAIM_FINAL;
+    for (int row = 0; row < PQntuples(report); row++)
+        if (ns_pg_int(report, row, 0) == 2) {
+            claim->outcome = NS_CLAIM_FINAL;
+            claim->given_up = true;
+            claim->ended = (enum ns_result_status)ns_pg_int(report, row, 2);
+            snprintf(claim->ended_code, sizeof(claim->ended_code), "%s",
+                     ns_pg_text(report, row, 4));
+        }
 }
 
 static enum ns_status
@@ -227,8 +236,10 @@ give_up(struct ns_pg_store *pg, struct ns_claim *claim, struct ns_error *err)
     ns_pg_call_int(&call, NS_PG_LIMIT);
     ns_pg_call_bool(&call, pg->link.options.notify);
     status = ns_pg_columns_ask(&pg->link, &columns, &call, err);
-    if (status == NS_OK)
-        ns_pg_read_report(pg, call.result, set_final, claim);
+    if (status == NS_OK) {
+        ns_pg_read_report(pg, call.result, NULL, NULL);
+        read_end(call.result, claim);
+    }
     ns_pg_call_fini(&call);
     ns_pg_columns_fini(&columns);
     return status;
@@ -263,19 +274,15 @@ judge(struct ns_pg_store *pg, const PGresult *answer, int row,
     return NS_OK;
 }
 
+/* What stands of those whose outcome is open, to be read with judge's columns.
+ * The caller ends `call`. */
 static enum ns_status
-ask_why(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
-        struct ns_error *err)
+ask_states(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
+           struct ns_pg_call *call, struct ns_error *err)
 {
-    struct ns_pg_call call;
     enum ns_status status;
     struct ns_pg_columns columns;
-    size_t n_open = 0;
 
-    for (size_t i = 0; i < n; i++)
-        n_open += claims[i]->outcome == 0;
-    if (n_open == 0)
-        return NS_OK;
     ns_pg_columns_init(&columns, "tb");
     for (size_t i = 0; i < n; i++)
         if (claims[i]->outcome == 0) {
@@ -283,9 +290,26 @@ ask_why(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
             ns_pg_add_bytes(&columns.array[1], claims[i]->job->sha256,
                             sizeof(claims[i]->job->sha256));
         }
-    ns_pg_columns_call(&columns, why_sql, &call);
-    ns_pg_call_int(&call, NS_PG_LIMIT);
-    status = ns_pg_columns_ask(&pg->link, &columns, &call, err);
+    ns_pg_columns_call(&columns, why_sql, call);
+    ns_pg_call_int(call, NS_PG_LIMIT);
+    status = ns_pg_columns_ask(&pg->link, &columns, call, err);
+    ns_pg_columns_fini(&columns);
+    return status;
+}
+
+static enum ns_status
+ask_why(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
+        struct ns_error *err)
+{
+    struct ns_pg_call call;
+    enum ns_status status;
+    size_t n_open = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_open += claims[i]->outcome == 0;
+    if (n_open == 0)
+        return NS_OK;
+    status = ask_states(pg, claims, n, &call, err);
     for (int row = 0; status == NS_OK && row < PQntuples(call.result); row++) {
         struct ns_claim *claim = claim_of(claims, n,
                                           ns_pg_text(call.result, row, 0));
@@ -294,7 +318,6 @@ ask_why(struct ns_pg_store *pg, struct ns_claim *const *claims, size_t n,
             status = judge(pg, call.result, row, claim, err);
     }
     ns_pg_call_fini(&call);
-    ns_pg_columns_fini(&columns);
     /* A row that is gone again: purged, or never there. */
     for (size_t i = 0; i < n && status == NS_OK; i++)
         if (claims[i]->outcome == 0)
@@ -495,6 +518,7 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
         claims[i].block_tokens = NULL;
         claims[i].n_tokens = claims[i].n_blocks = 0;
         claims[i].resumed_across = claims[i].cancel = false;
+        claims[i].given_up = false;
         claims[i].clock_ms = 0;
         if (is_second(claims, i))
             set_wait(&claims[i], 1000);
@@ -510,5 +534,35 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
     if (status != NS_OK)
         pg->known_fence = known;
     free(first);
+    return status;
+}
+
+enum ns_status
+ns_pg_look(struct ns_store *store, struct ns_claim *claims, size_t n,
+           struct ns_error *err)
+{
+    struct ns_pg_store *pg = ns_pg_of_store(store);
+    struct ns_claim **all = calloc(n ? n : 1, sizeof(struct ns_claim *));
+    struct ns_pg_call call;
+    enum ns_status status;
+
+    if (!all)
+        return ns_pg_no_memory(err);
+    for (size_t i = 0; i < n; i++) {
+        claims[i].outcome = 0;
+        claims[i].given_up = false;
+        all[i] = &claims[i];
+    }
+    status = ask_states(pg, all, n, &call, err);
+    for (int row = 0; status == NS_OK && row < PQntuples(call.result); row++) {
+        int64_t at = ns_pg_int(call.result, row, 6) - 1;
+        bool final = ns_pg_bool(call.result, row, 1);
+        bool same = ns_pg_bool(call.result, row, 2);
+
+        if (final && same && at >= 0 && at < (int64_t)n)
+            claims[at].outcome = NS_CLAIM_FINAL;
+    }
+    ns_pg_call_fini(&call);
+    free(all);
     return status;
 }

@@ -39,6 +39,8 @@ ns_pg_of_store(const struct ns_store *store)
 
 enum ns_status ns_pg_no_memory(struct ns_error *err);
 
+enum ns_status ns_pg_look(struct ns_store *store, struct ns_claim *claims,
+                          size_t n, struct ns_error *err);
 enum ns_status ns_pg_claim(struct ns_store *store, struct ns_claim *claims,
                            size_t n, struct ns_error *err);
 enum ns_status ns_pg_finish(struct ns_store *store, struct ns_finished *ends,
@@ -80,7 +82,7 @@ enum ns_status ns_pg_refuse(struct ns_store *store,
 
 
 /* Reads what NS_PG_REPORT says: logs batches that ended, and calls `visit`,
- * which may be NULL, for each job. */
+ * which may be NULL, for each job. Rows of further kinds are left alone. */
 void ns_pg_read_report(struct ns_pg_store *pg, const PGresult *report,
                        void (*visit)(void *context, const char *job_id),
                        void *context);

@@ -34,6 +34,8 @@ ns_pg_read_report(struct ns_pg_store *pg, const PGresult *report,
                 visit(context, name);
             continue;
         }
+        if (ns_pg_int(report, row, 0) != 1)
+            continue;
         ns_log_escape(name, strlen(name), shown, sizeof(shown));
         pg->batches_ended++;
         if (ok == 0 && failed > 0)
@@ -286,6 +288,7 @@ postgres_heartbeat_ms(const struct ns_store *store)
 static const struct ns_store_ops ops = {
     .name = "postgres",
     .claim = ns_pg_claim,
+    .look = ns_pg_look,
     .heartbeat = postgres_heartbeat,
     .checkpoint = postgres_checkpoint,
     .finish = ns_pg_finish,

@@ -73,6 +73,9 @@ struct ns_claim {
                             * deadlines count; 0: it has the host's */
     int64_t wait_ms;       /* WAIT */
     struct ns_error error; /* CONFLICT */
+    bool given_up; /* FINAL: the row was written just now, as follows */
+    enum ns_result_status ended;
+    char ended_code[48]; /* "stalled" */
 };
 
 enum ns_store_outcome {
@@ -141,6 +144,11 @@ struct ns_store_ops {
     enum ns_status (*retry)(struct ns_store *, struct ns_give_back *, size_t n,
                             struct ns_error *);
     void (*close)(struct ns_store *);
+
+    /* NULL: a claim costs no more. Which jobs have a final row already: their
+     * outcome is FINAL, that of all others 0. Claims nothing. */
+    enum ns_status (*look)(struct ns_store *, struct ns_claim *, size_t n,
+                           struct ns_error *);
 
     /* How often a holder must call heartbeat; 0: no leases, but call it every
      * second or so all the same to hear of cancels. */

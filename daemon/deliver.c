@@ -32,7 +32,7 @@ struct deliver {
     struct ns_work *last;    /* of them; unset when there are none */
     struct ns_tenant *tenants;
     size_t n_runs;           /* claims that were ours, up to a window's worth */
-    size_t n_final;          /* since the last takeover: jobs that were done */
+    size_t n_final;          /* in a row: jobs that were done before */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
     int64_t heartbeat_at_ms;
     bool lost; /* the store is of no more use */
@@ -157,7 +157,7 @@ again(struct deliver *deliver, unsigned n_tries, const struct ns_error *err)
     return true;
 }
 
-enum operation { CLAIM, HEARTBEAT, CHECKPOINT, FINISH, REFUSE, GIVE_BACK };
+enum operation { CLAIM, LOOK, HEARTBEAT, CHECKPOINT, FINISH, REFUSE, GIVE_BACK };
 
 static enum ns_status
 ask_once(struct deliver *deliver, enum operation operation, void *items,
@@ -168,6 +168,8 @@ ask_once(struct deliver *deliver, enum operation operation, void *items,
     switch (operation) {
     case CLAIM:
         return store->ops->claim(store, items, n, err);
+    case LOOK:
+        return store->ops->look(store, items, n, err);
     case HEARTBEAT:
         return store->ops->heartbeat(store, items, n, err);
     case CHECKPOINT:
@@ -381,10 +383,11 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
  *   - a job with two stalls is claimed alone, and nothing beside it: what it
  *     takes down next time is only itself;
  *   - the first claims of a process, which may be those that the last one left
- *     behind, are made one by one, so that the rule above can hold for each;
- *   - but not while a topic is read again whose jobs are done: a round trip
- *     for each of a million takes hours. The first that is taken over ends
- *     this, and costs those of its own batch a stall at the most.
+ *     behind, are made one by one, so that the rule above can hold for each.
+ *
+ * A topic that is read again holds jobs that are done, perhaps a million, and a
+ * round trip for each takes hours. Those are looked for many at a time: that
+ * claims nothing.
  */
 
 static bool
@@ -429,8 +432,7 @@ claimed(struct deliver *deliver, struct ns_work *work)
     case NS_CLAIM_RUN:
         if (deliver->n_runs < pipeline->options.window)
             deliver->n_runs++;
-        if (work->claim.attempt > 1)
-            deliver->n_final = 0;
+        deliver->n_final = 0;
         hold(deliver, work);
         free((void *)work->message.bytes); /* it will not be refused now */
         work->message.bytes = NULL;
@@ -442,7 +444,11 @@ claimed(struct deliver *deliver, struct ns_work *work)
         ns_work_advance(pipeline, work, NS_ON_CLAIM_WAIT);
         return;
     case NS_CLAIM_FINAL:
-        atomic_fetch_add(&pipeline->metrics->duplicates, 1);
+        if (work->claim.given_up)
+            ns_metrics_ended(pipeline->metrics, work->claim.ended,
+                             work->claim.ended_code);
+        else
+            atomic_fetch_add(&pipeline->metrics->duplicates, 1);
         deliver->n_final++;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_FINAL);
         return;
@@ -518,6 +524,40 @@ choose(struct deliver *deliver, struct ns_work *works[BATCH], size_t most)
     return n;
 }
 
+/* Takes those of the next that are done already off the list. False: none. */
+static bool
+pass_over_done(struct deliver *deliver)
+{
+    struct ns_claim items[BATCH];
+    struct ns_work **at = &deliver->waiting, *before = NULL, *work;
+    size_t n = 0, n_done = 0;
+
+    if (!deliver->store->ops->look)
+        return false;
+    for (work = *at; work && n < BATCH; work = work->next)
+        items[n++] = (struct ns_claim){ .job = work->job };
+    if (!ask(deliver, LOOK, items, n))
+        return false; /* the claims will find out, too */
+    for (size_t i = 0; i < n; i++) {
+        work = *at;
+        if (items[i].outcome != NS_CLAIM_FINAL) {
+            deliver->n_final = 0;
+            before = work;
+            at = &work->next;
+            continue;
+        }
+        *at = work->next;
+        if (deliver->last == work)
+            deliver->last = before;
+        leave_tenant(deliver, work);
+        work->claim.outcome = NS_CLAIM_FINAL;
+        work->claim.given_up = false;
+        claimed(deliver, work);
+        n_done++;
+    }
+    return n_done > 0;
+}
+
 static void
 claim_waiting(struct deliver *deliver)
 {
@@ -533,10 +573,9 @@ claim_waiting(struct deliver *deliver)
     }
     while (deliver->waiting && !deliver->alone && deliver->n_held < most &&
            !atomic_load(&pipeline->paused)) {
-        batch = deliver->n_runs < pipeline->options.window &&
-                        deliver->n_final < REPLAY
-                    ? 1
-                    : BATCH;
+        if (deliver->n_final >= REPLAY && pass_over_done(deliver))
+            continue;
+        batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
         n = choose(deliver, works, batch);

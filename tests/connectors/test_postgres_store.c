@@ -707,17 +707,16 @@ a_job_that_fails_too_often_ends_dead_with_its_last_code(void **state)
 {
     struct ns_store *store = open_store(0);
     struct ns_job *job = make_job("a", "");
+    struct ns_claim got;
 
     (void)state;
     for (int i = 0; i < 10; i++) { /* a drain costs a job nothing */
-        struct ns_claim got = claim_run(store, job);
-
+        got = claim_run(store, job);
         assert_int_equal(give_back(store, job, got.fence, 0, false),
                          NS_STORE_DONE);
     }
     for (int i = 0; i < 3; i++) {
-        struct ns_claim got = claim_run(store, job);
-
+        got = claim_run(store, job);
         assert_int_equal(checkpoint(store, job, got.fence, 0, 1),
                          NS_STORE_DONE);
         assert_int_equal(give_back(store, job, got.fence, 0, true),
@@ -725,14 +724,50 @@ a_job_that_fails_too_often_ends_dead_with_its_last_code(void **state)
         assert_int_equal(give_back(store, job, got.fence, 0, true),
                          NS_STORE_DONE); /* counts once */
     }
-    assert_int_equal(claim(store, job).outcome, NS_CLAIM_FINAL);
+    got = claim(store, job); /* writes the row, and says what it says */
+    assert_int_equal(got.outcome, NS_CLAIM_FINAL);
+    assert_true(got.given_up);
+    assert_int_equal(got.ended, NS_RESULT_DEAD);
+    assert_string_equal(got.ended_code, "out_of_memory");
     assert_string_equal(value("SELECT concat_ws(' ', r.status, r.error_code,"
                               " j.state, r.fence = j.fence) FROM"
                               " nightshift.result r JOIN nightshift.job j"
                               " USING (job_id)"), "dead out_of_memory dead t");
     assert_int_equal(number("SELECT count(*) FROM nightshift.block"), 0);
-    assert_int_equal(claim(store, job).outcome, NS_CLAIM_FINAL);
+    got = claim(store, job);
+    assert_int_equal(got.outcome, NS_CLAIM_FINAL);
+    assert_false(got.given_up);
     ns_job_destroy(job);
+    store->ops->close(store);
+}
+
+static void
+a_look_says_what_is_done_and_claims_nothing(void **state)
+{
+    struct ns_store *store = open_store(0);
+    struct ns_job *done = make_job("done", ""), *runs = make_job("runs", "");
+    struct ns_job *unseen = make_job("unseen", "");
+    struct ns_job *other = make_job("done", " "); /* another body */
+    struct ns_claim items[] = { { .job = unseen }, { .job = done },
+                                { .job = other }, { .job = runs },
+                                { .job = done } };
+    struct ns_error err;
+
+    (void)state;
+    finish(store, done, claim_run(store, done).fence);
+    claim_run(store, runs);
+    assert_int_equal(store->ops->look(store, items, 5, &err), NS_OK);
+    assert_int_equal(items[0].outcome, 0);
+    assert_int_equal(items[1].outcome, NS_CLAIM_FINAL);
+    assert_int_equal(items[2].outcome, 0);
+    assert_int_equal(items[3].outcome, 0);
+    assert_int_equal(items[4].outcome, NS_CLAIM_FINAL);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.job"), 2);
+    assert_int_equal(number("SELECT sum(attempt) FROM nightshift.job"), 2);
+    ns_job_destroy(done);
+    ns_job_destroy(runs);
+    ns_job_destroy(unseen);
+    ns_job_destroy(other);
     store->ops->close(store);
 }
 
@@ -2120,6 +2155,7 @@ main(void)
         TEST(later_claims_run_in_the_mode_and_seed_of_the_first),
         TEST(a_job_given_back_waits_until_it_is_due),
         TEST(a_job_that_fails_too_often_ends_dead_with_its_last_code),
+        TEST(a_look_says_what_is_done_and_claims_nothing),
         TEST(takeovers_without_a_block_end_a_job_and_those_with_one_do_not),
         TEST(a_cancel_is_heard_wherever_the_job_is),
         TEST(a_job_whose_deadline_passed_is_not_run_again),

@@ -12,6 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/daemon/program.h"
+
 enum { CLIENT_ANSWER = 512 << 10 };
 
 static inline int
@@ -80,6 +82,31 @@ get_status(uint16_t port, const char *path)
 
     free(answer);
     return status;
+}
+
+/* Where the daemon that writes this log listens; it has said so. */
+static inline uint16_t
+port_in(const char *log_path)
+{
+    char *log = slurp(log_path);
+    int port;
+
+    assert_non_null(strstr(log, "port="));
+    port = atoi(strstr(log, "port=") + 5);
+    free(log);
+    return (uint16_t)port;
+}
+
+static inline void
+wait_for_status(uint16_t port, const char *path, int status)
+{
+    int64_t until = now_ms() + LIMIT_MS;
+
+    while (get_status(port, path) != status) {
+        if (now_ms() > until)
+            fail_msg("%s never said %d", path, status);
+        usleep(20000);
+    }
 }
 
 #endif

@@ -158,16 +158,19 @@ enum { MAX_ARGUMENTS = 40, LIMIT_MS = 120000 };
 static inline char *
 slurp(const char *path)
 {
-    char *text = NULL, chunk[65536];
+    char *text = calloc(1, 1), chunk[65536];
     size_t size = 0, n;
-    FILE *in = fopen(path, "r"), *out = open_memstream(&text, &size);
+    FILE *in = fopen(path, "r");
 
-    assert_non_null(out);
-    while (in && (n = fread(chunk, 1, sizeof(chunk), in)) > 0)
-        fwrite(chunk, 1, n, out);
+    while (in && (n = fread(chunk, 1, sizeof(chunk), in)) > 0) {
+        text = realloc(text, size + n + 1);
+        assert_non_null(text);
+        memcpy(text + size, chunk, n);
+        size += n;
+        text[size] = '\0';
+    }
     if (in)
         fclose(in);
-    fclose(out);
     return text;
 }
 

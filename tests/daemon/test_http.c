@@ -680,8 +680,6 @@ start_daemon(pid_t *pid)
         "cpu.threads=1", "--set", "intake.poll=20ms", "--set",
         "http.listen=127.0.0.1:0", "--set", "daemon.drain=6s", NULL,
     };
-    char *log;
-    int port;
 
     snprintf(spool, sizeof(spool), "%s", in_folder("spool"));
     for (size_t i = 0; i < 6; i++) {
@@ -692,11 +690,7 @@ start_daemon(pid_t *pid)
     }
     *pid = spawn(argv, in_folder("d.out"), in_folder("d.err"));
     wait_until_says(in_folder("d.err"), "daemon.ready");
-    log = slurp(in_folder("d.err"));
-    assert_non_null(strstr(log, "port="));
-    port = atoi(strstr(log, "port=") + 5);
-    free(log);
-    return (uint16_t)port;
+    return port_in(in_folder("d.err"));
 }
 
 static void

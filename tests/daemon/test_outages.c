@@ -8,6 +8,7 @@
 #include <sys/mount.h>
 #include <sys/statvfs.h>
 
+#include "tests/daemon/client.h"
 #include "tests/daemon/delivery.h"
 
 /* A file system of its own size; root alone can have one, and the tests that
@@ -124,9 +125,11 @@ while_the_disk_of_the_spool_is_full_results_wait(void **state)
     const char *spool = in_folder("fullspool");
     const char *const argv[] = { "nightshiftd", "--model", program_model,
                                  "--spool", spool, "--set", "cpu.threads=1",
+                                 "--set", "http.listen=127.0.0.1:0",
                                  "--set", "daemon.retry=100ms", NULL };
     char path[PATH_MAX];
     struct answers answers;
+    uint16_t port;
     pid_t pid;
 
     (void)state;
@@ -143,9 +146,13 @@ while_the_disk_of_the_spool_is_full_results_wait(void **state)
     fill(spool);
     pid = spawn(argv, in_folder("full.out"), in_folder("full.err"));
     wait_until_says(in_folder("full.err"), "spool.full");
+    port = port_in(in_folder("full.err"));
+    wait_for_status(port, "/readyz", 503);
+    assert_int_equal(get_status(port, "/healthz"), 200);
     usleep(300000);
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
     make_room(spool);
+    wait_for_status(port, "/readyz", 200);
     snprintf(path, sizeof(path), "%s/done/night.jsonl", spool);
     wait_until_exists(path);
     stop_daemon(pid);
@@ -220,7 +227,7 @@ static void
 a_flood_of_copies_is_one_row(void **state)
 {
     struct load load = { .topic = "flood", .longest = 20 };
-    enum { COPIES = 20000 };
+    enum { COPIES = 100000 };
     char text[512];
     int64_t began;
     pid_t pid;

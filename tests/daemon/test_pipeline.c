@@ -453,6 +453,20 @@ claim(struct ns_store *store, struct ns_claim *items, size_t n,
 }
 
 static enum ns_status
+look(struct ns_store *store, struct ns_claim *items, size_t n,
+     struct ns_error *err)
+{
+    struct world *world =
+        (struct world *)((char *)store - offsetof(struct world, store));
+
+    (void)err;
+    for (size_t i = 0; i < n; i++)
+        items[i].outcome = row_of(world, items[i].job)->n_rows > 0
+                               ? NS_CLAIM_FINAL : 0;
+    return NS_OK;
+}
+
+static enum ns_status
 heartbeat(struct ns_store *store, struct ns_heartbeat *items, size_t n,
           struct ns_error *err)
 {
@@ -625,6 +639,7 @@ static const struct ns_store_ops store_ops = {
     .refuse = refuse,
     .retry = retry,
     .heartbeat_ms = heartbeat_ms,
+    .look = look,
 };
 
 static struct world *
@@ -996,13 +1011,16 @@ a_job_that_took_the_process_down_before_runs_alone(void **state)
     destroy_engine(engine);
 }
 
+/* Starts again whenever a job has killed it, `n_done` jobs that are done in
+ * front of the others each time. */
 static void
-a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok(void **state)
+kill_again_and_again(int n_done)
 {
     struct world *world = make_world();
     int status, n_deaths = 0;
 
-    (void)state;
+    for (int i = 0; i < n_done; i++)
+        add_job(world, "final", RUNS, 32, "");
     for (int i = 0; i < 60; i++)
         add_job(world, "job", i == 7 || i == 31 ? KILLS : RUNS, 32, "");
     for (;; n_deaths++) {
@@ -1022,17 +1040,35 @@ a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok(void **state)
             break;
         assert_int_equal(WEXITSTATUS(status), 86);
         world->next = 0; /* what was not acknowledged comes again */
-        for (int i = 0; i < 60; i++)
+        for (int i = 0; i < world->n_jobs; i++)
             world->job[i].held = false;
     }
     assert_in_range(n_deaths, 4, 8); /* four each; the first ones may be shared */
     assert_int_equal(world->most_alone, 1);
-    for (int i = 0; i < 60; i++) {
+    for (int i = n_done; i < world->n_jobs; i++) {
         assert_int_equal(world->job[i].n_rows, 1);
         assert_string_equal(world->job[i].status,
-                            i == 7 || i == 31 ? "dead" : "ok");
+                            i - n_done == 7 || i - n_done == 31 ? "dead"
+                                                                : "ok");
     }
+    /* A long row of them is looked at together, and not claimed. */
+    if (n_done > 64)
+        assert_true(world->job[n_done - 1].n_claims <= n_deaths);
     destroy_world(world);
+}
+
+static void
+a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok(void **state)
+{
+    (void)state;
+    kill_again_and_again(0);
+}
+
+static void
+the_same_behind_many_jobs_that_are_read_again(void **state)
+{
+    (void)state;
+    kill_again_and_again(200);
 }
 
 static void
@@ -1160,6 +1196,7 @@ main(void)
         cmocka_unit_test(a_job_that_took_the_process_down_before_runs_alone),
         cmocka_unit_test(
             a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok),
+        cmocka_unit_test(the_same_behind_many_jobs_that_are_read_again),
         cmocka_unit_test(no_more_is_begun_than_the_engine_can_soon_take),
         cmocka_unit_test(a_pass_that_hangs_is_not_healthy),
         cmocka_unit_test(what_moved_away_before_it_was_claimed_is_not_begun),

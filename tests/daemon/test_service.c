@@ -85,30 +85,12 @@ start_daemon(pid_t *pid)
         "http.listen=127.0.0.1:0", "--set", "daemon.log_level=debug", "--set",
         "postgres.connect=2s", "--set", conninfo, "--set", password, NULL,
     };
-    char *log;
-    int port;
 
     snprintf(password, sizeof(password), "postgres.password_file=%s",
              in_folder("password"));
     *pid = spawn(argv, in_folder("d.out"), in_folder("d.err"));
     wait_until_says(in_folder("d.err"), "daemon.ready");
-    log = slurp(in_folder("d.err"));
-    assert_non_null(strstr(log, "port="));
-    port = atoi(strstr(log, "port=") + 5);
-    free(log);
-    return (uint16_t)port;
-}
-
-static void
-wait_for_status(uint16_t port, const char *path, int status)
-{
-    int64_t until = now_ms() + LIMIT_MS;
-
-    while (get_status(port, path) != status) {
-        if (now_ms() > until)
-            fail_msg("%s never said %d", path, status);
-        usleep(20000);
-    }
+    return port_in(in_folder("d.err"));
 }
 
 static void

@@ -32,7 +32,6 @@ start_daemon(uint16_t *port)
         "daemon.drain=0", NULL,
     };
     pid_t pid;
-    char *log;
 
     snprintf(spool, sizeof(spool), "%s", in_folder("spool"));
     for (size_t i = 0; i < 6; i++) {
@@ -43,9 +42,7 @@ start_daemon(uint16_t *port)
     }
     pid = spawn(argv, in_folder("d.out"), in_folder("d.err"));
     wait_until_says(in_folder("d.err"), "daemon.ready");
-    log = slurp(in_folder("d.err"));
-    *port = (uint16_t)atoi(strstr(log, "port=") + 5);
-    free(log);
+    *port = port_in(in_folder("d.err"));
     return pid;
 }
 
