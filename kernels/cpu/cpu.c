@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/size.h"
+#include "kernels/contract.h"
 #include "kernels/cpu/machine.h"
 #include "kernels/cpu/ref.h"
 
@@ -255,25 +256,10 @@ now_ns(void)
 
 /* ---- the ops ---------------------------------------------------------- */
 
-static bool
-same_shape(struct ns_rows a, struct ns_rows b)
+static const struct ns_backend_sizes *
+sizes_of(const struct ns_backend *be)
 {
-    return a.n_rows == b.n_rows && a.n_cols == b.n_cols;
-}
-
-/* No op may be handed more than reserve() was told of. */
-static bool
-reserved(const struct ns_backend *be, uint32_t n_rows)
-{
-    return n_rows <= ((const struct cpu *)be)->sizes.n_rows;
-}
-
-/* The same for ops that pictures use too. */
-static bool
-reserved_patches(const struct ns_backend *be, uint32_t n_rows)
-{
-    return reserved(be, n_rows) ||
-           n_rows <= ((const struct cpu *)be)->sizes.n_patches;
+    return &((const struct cpu *)be)->sizes;
 }
 
 static void
@@ -294,9 +280,7 @@ static void
 op_gather(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
           const uint32_t *index)
 {
-    assert(y.n_cols == x.n_cols);
-    for (uint32_t i = 0; i < y.n_rows; i++)
-        assert(index[i] < x.n_rows);
+    ns_contract_gather(y, x, index);
     TIMED(be, gather(be, y, x, index));
 }
 
@@ -304,9 +288,7 @@ static void
 op_scatter(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const uint32_t *index)
 {
-    assert(y.n_cols == x.n_cols);
-    for (uint32_t i = 0; i < x.n_rows; i++)
-        assert(index[i] < y.n_rows);
+    ns_contract_gather(x, y, index);
     TIMED(be, scatter(be, y, x, index));
 }
 
@@ -314,7 +296,7 @@ static void
 op_rmsnorm(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const float *w, float eps)
 {
-    assert(same_shape(y, x));
+    assert(ns_same_shape(y, x));
     TIMED(be, rmsnorm(be, y, x, w, eps));
 }
 
@@ -322,7 +304,7 @@ static void
 op_add_norm(struct ns_backend *be, struct ns_rows x, struct ns_rows a,
             const float *w, float eps)
 {
-    assert(same_shape(x, a));
+    assert(ns_same_shape(x, a));
     TIMED(be, add_norm(be, x, a, w, eps));
 }
 
@@ -330,7 +312,7 @@ static void
 op_add_then_norm(struct ns_backend *be, struct ns_rows x, struct ns_rows a,
                  float eps)
 {
-    assert(same_shape(x, a));
+    assert(ns_same_shape(x, a));
     TIMED(be, add_then_norm(be, x, a, eps));
 }
 
@@ -339,7 +321,7 @@ op_branch_norms(struct ns_backend *be, struct ns_rows y[3], struct ns_rows x,
                 const float *const w[3], float eps)
 {
     for (int i = 0; i < 3; i++)
-        assert(same_shape(y[i], x));
+        assert(ns_same_shape(y[i], x));
     TIMED(be, branch_norms(be, y, x, w, eps));
 }
 
@@ -349,7 +331,7 @@ op_layer_end(struct ns_backend *be, struct ns_rows x, struct ns_rows m,
              const float *w, float eps, const float scalar[2],
              const uint8_t *decoder)
 {
-    assert(same_shape(x, m) && same_shape(x, e));
+    assert(ns_same_shape(x, m) && ns_same_shape(x, e));
     TIMED(be, layer_end(be, x, m, e, w_m, w_e, w, eps, scalar, decoder));
 }
 
@@ -357,9 +339,7 @@ static void
 op_linear(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
           const struct ns_weight *w)
 {
-    assert(w->packing == NS_PACK_LINEAR && w->count == 1);
-    assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved_patches(be, x.n_rows));
+    ns_contract_product(sizes_of(be), y, x, w, NS_PACK_LINEAR);
     TIMED(be, linear(be, y, x, w));
 }
 
@@ -367,9 +347,7 @@ static void
 op_gated(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
          const struct ns_weight *w)
 {
-    assert(w->packing == NS_PACK_GATED && w->count == 1);
-    assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved_patches(be, x.n_rows));
+    ns_contract_product(sizes_of(be), y, x, w, NS_PACK_GATED);
     TIMED(be, gated(be, y, x, w));
 }
 
@@ -377,16 +355,7 @@ static void
 op_qkv(struct ns_backend *be, const struct ns_pass *pass,
        const struct ns_qkv *args)
 {
-    const struct ns_kv_layer *kv = &args->kv;
-    uint32_t kv_cols = kv->n_kv_heads * kv->head_dim;
-
-    assert(args->q.n_cols == args->n_heads * kv->head_dim);
-    assert(args->k.n_cols == kv_cols && args->v.n_cols == kv_cols);
-    assert(args->qkv.n_cols ==
-           args->q.n_cols + kv_cols * (args->has_v ? 2u : 1u));
-    assert(args->qkv.n_rows == pass->n_rows && reserved(be, pass->n_rows));
-    assert(kv->head_dim % 2 == 0 && kv->n_rotated <= kv->head_dim / 2);
-    assert(!(kv->compact && args->has_v));
+    ns_contract_qkv(sizes_of(be), pass, args);
     TIMED(be, qkv(be, pass, args));
 }
 
@@ -394,14 +363,7 @@ static void
 op_attention(struct ns_backend *be, const struct ns_pass *pass,
              const struct ns_attention *args)
 {
-    const struct ns_kv_layer *kv = &args->kv;
-
-    assert(same_shape(args->out, args->q));
-    assert(args->q.n_cols == args->n_heads * kv->head_dim);
-    assert(args->n_heads % kv->n_kv_heads == 0);
-    assert(args->q.n_rows == pass->n_rows);
-    assert(reserved_patches(be, pass->n_rows));
-    assert(!kv->compact || args->k_norm);
+    ns_contract_attention(sizes_of(be), pass, args);
     TIMED(be, attention(be, pass, args));
 }
 
@@ -418,28 +380,14 @@ op_experts(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const int32_t *index, const float *weight, uint32_t top_k,
            const struct ns_weight *gate_up, const struct ns_weight *down)
 {
-    const struct ns_backend_sizes *sizes = &((struct cpu *)be)->sizes;
-
-    assert(gate_up->packing == NS_PACK_GATED);
-    assert(down->packing == NS_PACK_LINEAR && down->count == gate_up->count);
-    assert(x.n_cols == gate_up->k && y.n_cols == down->n);
-    assert(gate_up->n == down->k && y.n_rows == x.n_rows);
-    assert(reserved(be, x.n_rows) && top_k <= sizes->top_k);
-    assert(gate_up->count <= sizes->n_experts && down->k <= sizes->expert_dim);
+    ns_contract_experts(sizes_of(be), y, x, top_k, gate_up, down);
     TIMED(be, experts(be, y, x, index, weight, top_k, gate_up, down));
 }
 
 static void
 op_head(struct ns_backend *be, const struct ns_head *args)
 {
-    const struct ns_backend_sizes *sizes = &((struct cpu *)be)->sizes;
-
-    assert(args->table->packing == NS_PACK_TABLE);
-    assert(args->h.n_cols == args->table->k);
-    assert(args->h.n_rows <= sizes->n_head_rows);
-    assert(args->table->n <= sizes->vocab && args->table->k <= sizes->hidden);
-    assert(args->n_soft <= args->h.n_rows);
-    assert(args->n_soft == 0 || args->soft.n_cols == args->h.n_cols);
+    ns_contract_head(sizes_of(be), args);
     TIMED(be, head(be, args));
 }
 
@@ -455,10 +403,7 @@ op_patch_place(struct ns_backend *be, struct ns_rows rows, const float *table_,
 static void
 op_patch_qkv(struct ns_backend *be, const struct ns_patch_qkv *args)
 {
-    assert(same_shape(args->q, args->k) && same_shape(args->k, args->v));
-    assert(args->qkv.n_rows == args->q.n_rows);
-    assert(args->qkv.n_cols == 3 * args->q.n_cols);
-    assert(args->q.n_cols % (4 * args->n_heads) == 0);
+    ns_contract_patch_qkv(args);
     TIMED(be, patch_qkv(be, args));
 }
 
@@ -467,10 +412,7 @@ op_patch_pool(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
               const uint32_t *corner, const uint32_t *columns, uint32_t side,
               float scale, const float *bias, const float *std)
 {
-    assert(side > 0 && y.n_cols == x.n_cols && !bias == !std);
-    for (uint32_t i = 0; i < y.n_rows; i++)
-        assert(columns[i] >= side && corner[i] < x.n_rows &&
-               (side - 1) * columns[i] + side <= x.n_rows - corner[i]);
+    ns_contract_patch_pool(y, x, corner, columns, side, bias, std);
     TIMED(be, patch_pool(be, y, x, corner, columns, side, scale, bias, std));
 }
 
@@ -478,14 +420,14 @@ static void
 op_clamp(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
          float least, float most)
 {
-    assert(same_shape(y, x));
+    assert(ns_same_shape(y, x));
     TIMED(be, clamp(be, y, x, least, most));
 }
 
 static void
 op_gelu_times(struct ns_backend *be, struct ns_rows y, struct ns_rows up)
 {
-    assert(same_shape(y, up));
+    assert(ns_same_shape(y, up));
     TIMED(be, gelu_times(be, y, up));
 }
 

@@ -16,6 +16,7 @@
 
 extern "C" {
 #include "base/size.h"
+#include "kernels/contract.h"
 }
 
 /* ---- failures ------------------------------------------------------------ */
@@ -387,23 +388,10 @@ cuda_segments(struct cuda *cuda, const struct ns_pass *pass)
 
 /* ---- the ops --------------------------------------------------------------- */
 
-static bool
-same_shape(struct ns_rows a, struct ns_rows b)
+static const struct ns_backend_sizes *
+cuda_sizes(const struct ns_backend *be)
 {
-    return a.n_rows == b.n_rows && a.n_cols == b.n_cols;
-}
-
-static bool
-reserved(const struct ns_backend *be, uint32_t n_rows)
-{
-    return n_rows <= ((const struct cuda *)be)->sizes.n_rows;
-}
-
-static bool
-reserved_patches(const struct ns_backend *be, uint32_t n_rows)
-{
-    return reserved(be, n_rows) ||
-           n_rows <= ((const struct cuda *)be)->sizes.n_patches;
+    return &((const struct cuda *)be)->sizes;
 }
 
 /* Leaves an op undone if there is nothing to do, or a failure sticks. */
@@ -427,9 +415,7 @@ static void
 op_gather(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
           const uint32_t *index)
 {
-    assert(y.n_cols == x.n_cols);
-    for (uint32_t i = 0; i < y.n_rows; i++)
-        assert(index[i] < x.n_rows);
+    ns_contract_gather(y, x, index);
     ENTER(be, y.n_rows);
     gather_cuda(be, y, x, index);
 }
@@ -438,9 +424,7 @@ static void
 op_scatter(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const uint32_t *index)
 {
-    assert(y.n_cols == x.n_cols);
-    for (uint32_t i = 0; i < x.n_rows; i++)
-        assert(index[i] < y.n_rows);
+    ns_contract_gather(x, y, index);
     ENTER(be, x.n_rows);
     scatter_cuda(be, y, x, index);
 }
@@ -449,7 +433,7 @@ static void
 op_rmsnorm(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const float *w, float eps)
 {
-    assert(same_shape(y, x));
+    assert(ns_same_shape(y, x));
     ENTER(be, x.n_rows);
     rmsnorm_cuda(be, y, x, w, eps);
 }
@@ -458,7 +442,7 @@ static void
 op_add_norm(struct ns_backend *be, struct ns_rows x, struct ns_rows a,
             const float *w, float eps)
 {
-    assert(same_shape(x, a));
+    assert(ns_same_shape(x, a));
     ENTER(be, x.n_rows);
     add_norm_cuda(be, x, a, w, eps);
 }
@@ -467,7 +451,7 @@ static void
 op_add_then_norm(struct ns_backend *be, struct ns_rows x, struct ns_rows a,
                  float eps)
 {
-    assert(same_shape(x, a));
+    assert(ns_same_shape(x, a));
     ENTER(be, x.n_rows);
     add_then_norm_cuda(be, x, a, eps);
 }
@@ -477,7 +461,7 @@ op_branch_norms(struct ns_backend *be, struct ns_rows y[3], struct ns_rows x,
                 const float *const w[3], float eps)
 {
     for (int i = 0; i < 3; i++)
-        assert(same_shape(y[i], x));
+        assert(ns_same_shape(y[i], x));
     ENTER(be, x.n_rows);
     branch_norms_cuda(be, y, x, w, eps);
 }
@@ -488,7 +472,7 @@ op_layer_end(struct ns_backend *be, struct ns_rows x, struct ns_rows m,
              const float *w, float eps, const float scalar[2],
              const uint8_t *decoder)
 {
-    assert(same_shape(x, m) && same_shape(x, e));
+    assert(ns_same_shape(x, m) && ns_same_shape(x, e));
     ENTER(be, x.n_rows);
     layer_end_cuda(be, x, m, e, w_m, w_e, w, eps, scalar, decoder);
 }
@@ -497,9 +481,7 @@ static void
 op_linear(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
           const struct ns_weight *w)
 {
-    assert(w->packing == NS_PACK_LINEAR && w->count == 1);
-    assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved_patches(be, x.n_rows));
+    ns_contract_product(cuda_sizes(be), y, x, w, NS_PACK_LINEAR);
     ENTER(be, x.n_rows);
     linear_cuda(be, y, x, w);
 }
@@ -508,9 +490,7 @@ static void
 op_gated(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
          const struct ns_weight *w)
 {
-    assert(w->packing == NS_PACK_GATED && w->count == 1);
-    assert(y.n_rows == x.n_rows && y.n_cols == w->n && x.n_cols == w->k);
-    assert(reserved_patches(be, x.n_rows));
+    ns_contract_product(cuda_sizes(be), y, x, w, NS_PACK_GATED);
     ENTER(be, x.n_rows);
     gated_cuda(be, y, x, w);
 }
@@ -519,16 +499,7 @@ static void
 op_qkv(struct ns_backend *be, const struct ns_pass *pass,
        const struct ns_qkv *args)
 {
-    const struct ns_kv_layer *kv = &args->kv;
-    uint32_t kv_cols = kv->n_kv_heads * kv->head_dim;
-
-    assert(args->q.n_cols == args->n_heads * kv->head_dim);
-    assert(args->k.n_cols == kv_cols && args->v.n_cols == kv_cols);
-    assert(args->qkv.n_cols ==
-           args->q.n_cols + kv_cols * (args->has_v ? 2u : 1u));
-    assert(args->qkv.n_rows == pass->n_rows && reserved(be, pass->n_rows));
-    assert(kv->head_dim % 2 == 0 && kv->n_rotated <= kv->head_dim / 2);
-    assert(!(kv->compact && args->has_v));
+    ns_contract_qkv(cuda_sizes(be), pass, args);
     ENTER(be, pass->n_rows);
     qkv_cuda(be, pass, args);
 }
@@ -537,14 +508,7 @@ static void
 op_attention(struct ns_backend *be, const struct ns_pass *pass,
              const struct ns_attention *args)
 {
-    const struct ns_kv_layer *kv = &args->kv;
-
-    assert(same_shape(args->out, args->q));
-    assert(args->q.n_cols == args->n_heads * kv->head_dim);
-    assert(args->n_heads % kv->n_kv_heads == 0);
-    assert(args->q.n_rows == pass->n_rows);
-    assert(reserved_patches(be, pass->n_rows));
-    assert(!kv->compact || args->k_norm);
+    ns_contract_attention(cuda_sizes(be), pass, args);
     ENTER(be, pass->n_rows);
     attention_cuda(be, pass, args);
 }
@@ -563,15 +527,8 @@ op_experts(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            const int32_t *index, const float *weight, uint32_t top_k,
            const struct ns_weight *gate_up, const struct ns_weight *down)
 {
-    const struct ns_backend_sizes *sizes = &cuda_of(be)->sizes;
-
-    assert(gate_up->packing == NS_PACK_GATED);
-    assert(down->packing == NS_PACK_LINEAR && down->count == gate_up->count);
-    assert(x.n_cols == gate_up->k && y.n_cols == down->n);
-    assert(gate_up->n == down->k && y.n_rows == x.n_rows);
-    assert(reserved(be, x.n_rows) && top_k <= sizes->top_k);
-    assert(gate_up->count <= sizes->n_experts && down->k <= sizes->expert_dim);
-    assert(down->n <= sizes->hidden);
+    ns_contract_experts(cuda_sizes(be), y, x, top_k, gate_up, down);
+    assert(down->n <= cuda_sizes(be)->hidden);
     ENTER(be, x.n_rows);
     experts_cuda(be, y, x, index, weight, top_k, gate_up, down);
 }
@@ -579,14 +536,7 @@ op_experts(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 static void
 op_head(struct ns_backend *be, const struct ns_head *args)
 {
-    const struct ns_backend_sizes *sizes = &cuda_of(be)->sizes;
-
-    assert(args->table->packing == NS_PACK_TABLE);
-    assert(args->h.n_cols == args->table->k);
-    assert(args->h.n_rows <= sizes->n_head_rows);
-    assert(args->table->n <= sizes->vocab && args->table->k <= sizes->hidden);
-    assert(args->n_soft <= args->h.n_rows);
-    assert(args->n_soft == 0 || args->soft.n_cols == args->h.n_cols);
+    ns_contract_head(cuda_sizes(be), args);
     ENTER(be, args->h.n_rows);
     head_cuda(be, args);
 }
@@ -602,10 +552,7 @@ op_patch_place(struct ns_backend *be, struct ns_rows rows, const float *table,
 static void
 op_patch_qkv(struct ns_backend *be, const struct ns_patch_qkv *args)
 {
-    assert(same_shape(args->q, args->k) && same_shape(args->k, args->v));
-    assert(args->qkv.n_rows == args->q.n_rows);
-    assert(args->qkv.n_cols == 3 * args->q.n_cols);
-    assert(args->q.n_cols % (4 * args->n_heads) == 0);
+    ns_contract_patch_qkv(args);
     ENTER(be, args->q.n_rows);
     patch_qkv_cuda(be, args);
 }
@@ -615,10 +562,7 @@ op_patch_pool(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
               const uint32_t *corner, const uint32_t *columns, uint32_t side,
               float scale, const float *bias, const float *std)
 {
-    assert(side > 0 && y.n_cols == x.n_cols && !bias == !std);
-    for (uint32_t i = 0; i < y.n_rows; i++)
-        assert(columns[i] >= side && corner[i] < x.n_rows &&
-               (side - 1) * columns[i] + side <= x.n_rows - corner[i]);
+    ns_contract_patch_pool(y, x, corner, columns, side, bias, std);
     ENTER(be, y.n_rows);
     patch_pool_cuda(be, y, x, corner, columns, side, scale, bias, std);
 }
@@ -627,7 +571,7 @@ static void
 op_clamp(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
          float least, float most)
 {
-    assert(same_shape(y, x));
+    assert(ns_same_shape(y, x));
     ENTER(be, y.n_rows);
     clamp_cuda(be, y, x, least, most);
 }
@@ -635,7 +579,7 @@ op_clamp(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
 static void
 op_gelu_times(struct ns_backend *be, struct ns_rows y, struct ns_rows up)
 {
-    assert(same_shape(y, up));
+    assert(ns_same_shape(y, up));
     ENTER(be, y.n_rows);
     gelu_times_cuda(be, y, up);
 }
