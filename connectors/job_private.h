@@ -1,14 +1,18 @@
 /* job_private.h - what the parts of the job parser share.
  *
  * Private to job.c (the line, the ids, the whole), job_text.c (the bytes before
- * they are parsed) and job_fields.c (the fields of `body` and `nightshift`).
+ * they are parsed), job_fields.c (the fields of `body`) and job_ours.c (those of
+ * `nightshift`).
  */
 #ifndef NS_CONNECTORS_JOB_PRIVATE_H
 #define NS_CONNECTORS_JOB_PRIVATE_H
 
 #include "connectors/job.h"
 
-enum { NS_JOB_SHOWN = 48 }; /* bytes of a value that an error quotes */
+enum {
+    NS_JOB_SHOWN = 48, /* bytes of a value that an error quotes */
+    NS_JOB_MOST_TOKENS = 262144, /* the longest context of the family */
+};
 
 /* One parse: what the handlers of single fields see and leave. */
 struct ns_parse {
@@ -41,5 +45,32 @@ enum ns_status ns_job_wrong_kind(struct ns_parse *p, const json_t *value,
 enum ns_status ns_job_unsupported(struct ns_parse *p, const char *path,
                                   const char *what);
 enum ns_status ns_job_no_memory(struct ns_error *err);
+
+/* A field of an object: its name, and what takes its value. `path` is the
+ * field's full name. A null is an absent field: SDKs send it for that. */
+struct ns_job_field {
+    const char *name;
+    enum ns_status (*take)(struct ns_parse *p, const json_t *value,
+                           const char *path);
+};
+
+/* Takes every field of `object`. A field that the table lacks is an error
+ * when `strict`, else a warning. */
+enum ns_status ns_job_take_fields(struct ns_parse *p, const json_t *object,
+                                  const char *prefix,
+                                  const struct ns_job_field *fields,
+                                  bool strict);
+
+/* Numbers within limits, which the refusal names. `above`: the least value
+ * itself is excluded. */
+enum ns_status ns_job_take_integer(struct ns_parse *p, const json_t *value,
+                                   const char *path, int64_t least,
+                                   int64_t most, int64_t *out);
+enum ns_status ns_job_take_u32(struct ns_parse *p, const json_t *value,
+                               const char *path, uint32_t least,
+                               uint32_t most, uint32_t *out);
+enum ns_status ns_job_take_number(struct ns_parse *p, const json_t *value,
+                                  const char *path, double least, bool above,
+                                  double most, double *out);
 
 #endif
