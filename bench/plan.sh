@@ -3,7 +3,7 @@
 #
 #     bench/plan.sh BUILD_DIR
 #
-# Three rounds of the demo jobs are run as history, twelve others are planned
+# Three rounds of the demo jobs are run as history, thirty others are planned
 # with it and then run, in each mode. Ends with one line of ratios, predicted
 # over measured, and one of what the card simulator says.
 set -eu
@@ -13,8 +13,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 - "$work" <<'PY'
 import json, sys
-jobs = [json.loads(line) for line in open("examples/demo-jobs.jsonl")]
-for name, rounds in (("history", range(3)), ("jobs", range(3, 15))):
+# Not those with a mode or a picture of their own.
+jobs = [job for job in map(json.loads, open("examples/demo-jobs.jsonl"))
+        if "nightshift" not in job["body"] and all(
+            isinstance(message["content"], str)
+            for message in job["body"]["messages"])]
+for name, rounds in (("history", range(3)), ("jobs", range(3, 33))):
     with open(f"{sys.argv[1]}/{name}.jsonl", "w") as out:
         for seed in rounds:
             for job in jobs:
