@@ -167,8 +167,10 @@ poll_once(struct ns_spool *spool, struct ns_message *out, bool *wait,
     *wait_fd = -1;
     if (spool->is_directory)
         status = retire_files(spool, err);
-    if (status != NS_OK || spool->progress.storage_full ||
-        spool->in_flight >= spool->options.window)
+    /* A full disk shows its end to whoever waits to write: without anyone, it
+     * is tried. */
+    if (status != NS_OK || spool->in_flight >= spool->options.window ||
+        (spool->progress.storage_full && spool->in_flight > 0))
         return status;
 
     file = readable_file(spool);

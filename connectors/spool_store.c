@@ -77,16 +77,11 @@ add_line(const struct ns_job *job, const struct ns_result *result,
     return status;
 }
 
+/* Takes note of what a write to one of the file's two journals came to. */
 static enum ns_status
-append(struct ns_spool *spool, struct ns_spool_file *file,
-       const struct ns_buf *batch, struct ns_error *err)
+note_room(struct ns_spool *spool, const struct ns_spool_file *file,
+          enum ns_status status, const struct ns_error *err)
 {
-    enum ns_status status;
-
-    if (batch->over)
-        return ns_fail(err, NS_FATAL, "a batch of results over %zu bytes",
-                       max_batch);
-    status = ns_journal_append(file->journal, batch->data, batch->length, err);
     if (status == NS_RETRY && err->code &&
         strcmp(err->code, "storage_full") == 0 &&
         !spool->progress.storage_full) {
@@ -97,6 +92,29 @@ append(struct ns_spool *spool, struct ns_spool_file *file,
         ns_log_info("storage.recovered", "file=%s", file->name);
     }
     return status;
+}
+
+static enum ns_status
+append(struct ns_spool *spool, struct ns_spool_file *file,
+       const struct ns_buf *batch, struct ns_error *err)
+{
+    enum ns_status status;
+
+    if (batch->over)
+        return ns_fail(err, NS_FATAL, "a batch of results over %zu bytes",
+                       max_batch);
+    status = ns_journal_append(file->journal, batch->data, batch->length, err);
+    return note_room(spool, file, status, err);
+}
+
+static enum ns_status
+append_blocks(struct ns_spool *spool, struct ns_spool_file *file,
+              const struct ns_buf *lines, struct ns_error *err)
+{
+    enum ns_status status;
+
+    status = ns_blocks_append(file->blocks, lines->data, lines->length, err);
+    return note_room(spool, file, status, err);
 }
 
 /* The line stands in the journal. */
@@ -158,7 +176,7 @@ note_begun(struct ns_spool *spool, struct ns_spool_file *file,
     ns_blocks_format_begun(file->blocks, key, begun, &line);
     status = ns_buf_check(&line, "a claim", err);
     if (status == NS_OK)
-        status = ns_blocks_append(file->blocks, line.data, line.length, err);
+        status = append_blocks(spool, file, &line, err);
     ns_buf_fini(&line);
     return status;
 }
@@ -313,8 +331,8 @@ spool_heartbeat(struct ns_store *store, struct ns_heartbeat *beats, size_t n,
 }
 
 static enum ns_status
-checkpoint_file(struct ns_spool_file *file, struct ns_checkpoint *points,
-                size_t n, struct ns_error *err)
+checkpoint_file(struct ns_spool *spool, struct ns_spool_file *file,
+                struct ns_checkpoint *points, size_t n, struct ns_error *err)
 {
     enum ns_status status;
     struct ns_buf batch;
@@ -335,7 +353,7 @@ checkpoint_file(struct ns_spool_file *file, struct ns_checkpoint *points,
     }
     status = ns_buf_check(&batch, "a batch of blocks", err);
     if (status == NS_OK && batch.length)
-        status = ns_blocks_append(file->blocks, batch.data, batch.length, err);
+        status = append_blocks(spool, file, &batch, err);
     ns_buf_fini(&batch);
     return status;
 }
@@ -352,7 +370,7 @@ spool_checkpoint(struct ns_store *store, struct ns_checkpoint *points, size_t n,
         points[i].outcome = NS_STORE_FENCED; /* unless its file says else */
     for (struct ns_spool_file *file = spool->files; file && status == NS_OK;
          file = file->next)
-        status = checkpoint_file(file, points, n, err);
+        status = checkpoint_file(spool, file, points, n, err);
     pthread_mutex_unlock(&spool->mutex);
     return status;
 }
