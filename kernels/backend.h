@@ -162,10 +162,21 @@ struct ns_patch_qkv {
     uint32_t n_heads;
 };
 
+enum { NS_HEAD_TOP = 32 };
+
+struct ns_candidate { /* a token and its z; id -1: there are no more */
+    int32_t id;
+    float z;
+};
+
 /* Head: soft-capped logits z of each row against the whole table, never held
  * whole. l = z * inv_temperature. A row with a NaN among its logits gets argmax
  * and sample 0 and an entropy of NaN, by which its job is failed; its soft row
- * is unspecified, all other rows are as if it were not there. */
+ * is unspecified, all other rows are as if it were not there.
+ *
+ * A mask leaves a row some tokens alone: the others have z = -infinity. Where it
+ * leaves none, the row is as one with a NaN. It is for rows without a soft
+ * row. */
 struct ns_head {
     struct ns_rows h; /* [n, H] after the final norm */
     const struct ns_weight *table;
@@ -174,6 +185,12 @@ struct ns_head {
     const double *uniform;        /* host [n]: u in [0,1) of the draw; < 0: the
                                    * argmax is taken as the sample */
     const float *top_p;           /* host [n] or NULL: nucleus of the draw */
+    const uint32_t *const *mask;  /* host [n] or NULL: of a row NULL (all), or
+                                   * [(V + 31) / 32]: bit v % 32 of word v / 32
+                                   * says whether token v is left */
+    struct ns_candidate *const *top; /* host [n] or NULL: of a row NULL, or out
+                                      * [NS_HEAD_TOP]: its highest z, falling,
+                                      * the lowest id first among equals */
     int32_t *argmax;              /* host [n] out */
     int32_t *sampled;             /* host [n] out: inverse CDF of softmax(l) */
     float *entropy;               /* host [n] out: nats */

@@ -107,6 +107,8 @@ ns_contract_head(const struct ns_backend_sizes *sizes,
     assert(args->table->n <= sizes->vocab && args->table->k <= sizes->hidden);
     assert(args->n_soft <= args->h.n_rows);
     assert(args->n_soft == 0 || args->soft.n_cols == args->h.n_cols);
+    for (uint32_t i = 0; args->mask && i < args->n_soft; i++)
+        assert(!args->mask[i]);
     (void)sizes, (void)args;
 }
 

@@ -17,6 +17,8 @@
 #include <float.h>
 #include <math.h>
 
+#include "kernels/candidates.h"
+
 struct head_job {
     struct cpu *cpu;
     const struct ns_head *args;
@@ -54,11 +56,29 @@ tile_logits(const struct ns_weight *table, struct operand a, uint32_t n_rows,
                 table->dtype, table->k, PANEL);
 }
 
+/* Soft-caps one tile of a row that has a mask. False: nothing is left of it. */
+static bool
+tile_leave(float *l, uint32_t n_cols, float cap, const uint32_t *mask)
+{
+    bool some = false;
+
+    for (uint32_t i = 0; i < n_cols; i += LANES)
+        vf_store(l + i, soft_cap(vf_load(l + i), cap));
+    for (uint32_t i = 0; i < n_cols; i++) {
+        if (mask[i / 32] >> i % 32 & 1)
+            some = true;
+        else
+            l[i] = -INFINITY;
+    }
+    return some;
+}
+
 /* From raw logits to e^(l - m), with the statistics on the way. Returns the
  * factor for what was summed in front of this tile. */
 static float
 tile_row(float *l, uint32_t n_cols, float cap, float inv_temperature,
-         uint32_t first_token, struct head_part *part, struct head_tile *tile)
+         uint32_t first_token, struct head_part *part, struct head_tile *tile,
+         struct ns_candidate *top)
 {
     vi lane = vi_load((const int32_t[]){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
                                          12, 13, 14, 15 });
@@ -106,6 +126,12 @@ tile_row(float *l, uint32_t n_cols, float cap, float inv_temperature,
         part->highest = highest;
     }
     m = vf_set(part->highest);
+
+    if (top && (part->n_top < NS_HEAD_TOP ||
+                part->best > top[NS_HEAD_TOP - 1].z))
+        for (uint32_t i = 0; i < n_cols; i++)
+            part->n_top = candidate_add(top, part->n_top,
+                                        (int32_t)(first_token + i), l[i]);
 
     for (uint32_t i = 0; i < n_cols; i += LANES) {
         vf t = vf_sub(vf_mul(vf_load(l + i), vf_set(inv_temperature)), m);
@@ -284,12 +310,23 @@ head_task(void *ctx, uint32_t task, uint32_t thread)
             n_cols = HEAD_TILE;
         tile_logits(table, a, n_rows, t, n_cols, scratch.l);
         for (uint32_t i = 0; i < n_rows; i++) {
-            float factor = tile_row(
-                scratch.l + i * HEAD_TILE, n_cols, args->softcap,
-                args->inv_temperature[first + i], token,
-                &s->parts[(row0 + i) * s->n_parts + part],
-                &s->tiles[(row0 + i) * (size_t)s->n_tiles + t]);
+            const uint32_t *mask = args->mask ? args->mask[first + i] : NULL;
+            size_t at = (row0 + i) * s->n_parts + part;
+            struct head_tile *sums =
+                &s->tiles[(row0 + i) * (size_t)s->n_tiles + t];
+            float *l = scratch.l + i * HEAD_TILE, factor;
 
+            if (mask && !tile_leave(l, n_cols, args->softcap,
+                                    mask + token / 32)) {
+                *sums = (struct head_tile){ 0.0f, -INFINITY };
+                continue;
+            }
+            factor = tile_row(l, n_cols, mask ? 0.0f : args->softcap,
+                              args->inv_temperature[first + i], token,
+                              &s->parts[at], sums,
+                              args->top && args->top[first + i]
+                                  ? s->top + at * NS_HEAD_TOP
+                                  : NULL);
             if (i < n_soft && t > tile && factor != 1.0f)
                 scale_row(soft + i * (size_t)hidden, hidden, factor);
         }
@@ -307,6 +344,7 @@ one_row(const struct head_job *job, uint32_t row, uint32_t tile,
     const struct ns_head *args = job->args;
     const struct ns_weight *table = args->table;
     uint32_t n_cols = table->n - tile * HEAD_TILE;
+    float cap = args->softcap;
     struct operand a = operand_make(
         job->cpu, table, args->h.data + row * args->h.stride,
         args->h.stride, NULL, 1, table->k, scratch->operand);
@@ -314,8 +352,12 @@ one_row(const struct head_job *job, uint32_t row, uint32_t tile,
     if (n_cols > HEAD_TILE)
         n_cols = HEAD_TILE;
     tile_logits(table, a, 1, tile, n_cols, l);
+    if (args->mask && args->mask[row]) {
+        tile_leave(l, n_cols, cap, args->mask[row] + tile * HEAD_TILE / 32);
+        cap = 0.0f;
+    }
     for (uint32_t i = 0; i < n_cols; i += LANES)
-        vf_store(l + i, vf_mul(soft_cap(vf_load(l + i), args->softcap),
+        vf_store(l + i, vf_mul(soft_cap(vf_load(l + i), cap),
                                vf_set(args->inv_temperature[row])));
     return n_cols;
 }
@@ -466,6 +508,25 @@ draw_nucleus(const struct head_job *job, uint32_t row, double highest,
     return token;
 }
 
+/* One list of a row's parts. */
+static void
+merge_top(const struct head_scratch *s, uint32_t task,
+          struct ns_candidate out[NS_HEAD_TOP])
+{
+    const struct head_part *parts = s->parts + task * s->n_parts;
+    struct ns_candidate list[NS_HEAD_TOP];
+    uint32_t n = 0;
+
+    for (uint32_t p = 0; p < s->n_parts; p++) {
+        const struct ns_candidate *top =
+            s->top + ((size_t)task * s->n_parts + p) * NS_HEAD_TOP;
+
+        for (uint32_t i = 0; i < parts[p].n_top; i++)
+            n = candidate_add(list, n, top[i].id, top[i].z);
+    }
+    candidates_end(out, list, n);
+}
+
 static void
 head_merge(void *ctx, uint32_t task, uint32_t thread)
 {
@@ -492,6 +553,8 @@ head_merge(void *ctx, uint32_t task, uint32_t thread)
     for (uint32_t p = 0; p < s->n_parts; p++) {
         double down = (double)parts[p].highest - highest, factor = exp(down);
 
+        if (parts[p].sum == 0.0) /* a mask left nothing of it */
+            continue;
         sum += parts[p].sum * factor;
         weighted += (parts[p].weighted + down * parts[p].sum) * factor;
     }
@@ -500,6 +563,8 @@ head_merge(void *ctx, uint32_t task, uint32_t thread)
     if (args->logsumexp)
         args->logsumexp[row] = (float)(highest + log(sum));
 
+    if (args->top && args->top[row])
+        merge_top(s, task, args->top[row]);
     if (isnan(args->entropy[row])) { /* its job fails, and no other */
         args->argmax[row] = 0;
         args->sampled[row] = 0;

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels/candidates.h"
 #include "kernels/cpu/ref.h"
 
 enum { HEAD_TILE = 256 };
@@ -184,8 +185,29 @@ no_answer(const struct ns_head *args, uint32_t i)
     args->entropy[i] = NAN;
     if (args->logsumexp)
         args->logsumexp[i] = NAN;
+    if (args->top && args->top[i])
+        candidates_end(args->top[i], NULL, 0);
     if (i < args->n_soft)
         memset(row_of(args->soft, i), 0, args->soft.n_cols * sizeof(float));
+}
+
+static void
+leave(struct row *row, const uint32_t *mask)
+{
+    for (uint32_t v = 0; v < row->n; v++)
+        if (!(mask[v / 32] >> v % 32 & 1))
+            row->l[v] = -INFINITY;
+}
+
+static void
+find_top(const struct row *row, struct ns_candidate *top)
+{
+    struct ns_candidate list[NS_HEAD_TOP];
+    uint32_t n = 0;
+
+    for (uint32_t v = 0; v < row->n; v++)
+        n = candidate_add(list, n, (int32_t)v, row->l[v]);
+    candidates_end(top, list, n);
 }
 
 static void
@@ -200,6 +222,8 @@ head_row(void *ctx, uint32_t i, uint32_t thread)
     uint32_t best = 0;
 
     row_logits(row.l, row_of(args->h, i), args->table, args->softcap);
+    if (args->mask && args->mask[i])
+        leave(&row, args->mask[i]);
     for (uint32_t v = 0; v < row.n; v++) {
         if (row.l[v] > row.l[best])
             best = v;
@@ -208,6 +232,12 @@ head_row(void *ctx, uint32_t i, uint32_t thread)
             return;
         }
     }
+    if (row.l[best] == -INFINITY) { /* nothing is left */
+        no_answer(args, i);
+        return;
+    }
+    if (args->top && args->top[i])
+        find_top(&row, args->top[i]);
     args->argmax[i] = (int32_t)best;
 
     for (uint32_t v = 0; v < row.n; v++)

@@ -110,6 +110,8 @@ head_scratch_carve(struct head_scratch *s, unsigned char *base,
                      sizeof(*s->parts));
     s->tiles = carve(base, &used, (size_t)s->n_rows * n_tiles,
                      sizeof(*s->tiles));
+    s->top = carve(base, &used, (size_t)s->n_rows * s->n_parts,
+                   NS_HEAD_TOP * sizeof(*s->top));
     s->soft = carve(base, &used, (size_t)s->n_rows * s->n_parts,
                     hidden * sizeof(float));
     s->bytes = used;

@@ -80,6 +80,7 @@ struct head_part {
     float highest;   /* l                                   */
     float best;      /* the highest logit                   */
     int32_t argmax;  /* its first token                     */
+    uint32_t n_top;  /* candidates                          */
 };
 
 struct head_tile {
@@ -91,6 +92,7 @@ struct head_scratch {
     uint32_t n_rows, n_tiles, part_tiles, n_parts;
     struct head_part *parts; /* [rows][parts] */
     struct head_tile *tiles; /* [rows][tiles] */
+    struct ns_candidate *top; /* [rows][parts][NS_HEAD_TOP] */
     float *soft;             /* [parts][rows][hidden] sums of e^(l - .) E */
     size_t bytes;
 };
