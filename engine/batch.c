@@ -32,6 +32,8 @@ ns_batch_create(struct ns_backend *be, uint32_t max_rows,
     batch->inv_temperature = calloc(max_rows, sizeof(float));
     batch->top_p = calloc(max_rows, sizeof(float));
     batch->uniform = calloc(max_rows, sizeof(double));
+    batch->mask = calloc(max_rows, sizeof(*batch->mask));
+    batch->top = calloc(max_rows, sizeof(*batch->top));
     batch->argmax = calloc(max_rows, sizeof(int32_t));
     batch->sampled = calloc(max_rows, sizeof(int32_t));
     batch->entropy = calloc(max_rows, sizeof(float));
@@ -40,7 +42,8 @@ ns_batch_create(struct ns_backend *be, uint32_t max_rows,
     if (!batch->segment || !batch->kernel_segment || !batch->image ||
         !batch->soft_in_from ||
         !batch->head_row || !batch->soft_out_to || !batch->inv_temperature ||
-        !batch->top_p || !batch->uniform || !batch->argmax ||
+        !batch->top_p || !batch->uniform || !batch->mask || !batch->top ||
+        !batch->argmax ||
         !batch->sampled || !batch->entropy || !batch->host ||
         !batch->decoder) {
         status = ns_fail(err, NS_FATAL, "out of memory for the batch");
@@ -75,6 +78,8 @@ ns_batch_destroy(struct ns_batch *batch)
     free(batch->inv_temperature);
     free(batch->top_p);
     free(batch->uniform);
+    free(batch->mask);
+    free(batch->top);
     free(batch->argmax);
     free(batch->sampled);
     free(batch->entropy);
@@ -194,6 +199,11 @@ add_head_rows(struct ns_batch *batch, struct ns_batch_segment *segment)
         batch->inv_temperature[h] = segment->inv_temperature;
         batch->top_p[h] = segment->top_p;
         batch->uniform[h] = segment->uniform ? segment->uniform[i] : -1.0;
+        batch->mask[h] = segment->mask ? segment->mask[i] : NULL;
+        batch->top[h] = segment->top ? segment->top + (size_t)i * NS_HEAD_TOP
+                                     : NULL;
+        batch->any_mask = batch->any_mask || batch->mask[h];
+        batch->any_top = batch->any_top || batch->top[h];
         if (segment->top_p < 1.0f)
             batch->any_top_p = true;
         if (segment->soft_out) {
@@ -213,7 +223,7 @@ ns_batch_lay_out(struct ns_batch *batch, const int32_t *page_full,
     order_segments(batch);
     batch->n_soft_in = batch->n_canvas = batch->n_live = 0;
     batch->n_head = batch->n_soft_out = batch->n_images = 0;
-    batch->any_top_p = false;
+    batch->any_top_p = batch->any_mask = batch->any_top = false;
     for (uint32_t s = 0; s < batch->n_segments; s++) {
         struct ns_batch_segment *segment = &batch->segment[s];
         int place = rank(segment);

@@ -46,6 +46,8 @@ struct ns_batch_segment {
     /* Per head row of the segment, n of them (1 or n_tokens): */
     float inv_temperature, top_p;
     const double *uniform; /* < 0: argmax */
+    const uint32_t *const *mask; /* NULL: none; see ns_head, as of */
+    struct ns_candidate *top;    /* [n][NS_HEAD_TOP] out; NULL: not wanted */
     uint32_t owner;        /* the engine's own; untouched */
     uint32_t row0;         /* out: first row */
     uint32_t head0;        /* out: first head row */
@@ -76,7 +78,9 @@ struct ns_batch {
     uint32_t *soft_out_to; /* [n_soft_out] rows of the soft store */
     float *inv_temperature, *top_p;
     double *uniform;
-    bool any_top_p;
+    const uint32_t **mask;
+    struct ns_candidate **top;
+    bool any_top_p, any_mask, any_top;
     int32_t *argmax, *sampled; /* out of the head */
     float *entropy;
 

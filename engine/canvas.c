@@ -71,6 +71,14 @@ ns_canvas_prepare(struct ns_canvas *canvas,
 }
 
 bool
+ns_canvas_converged(const struct ns_canvas *canvas,
+                    const struct ns_denoise_options *options)
+{
+    return canvas->n_same > options->stability_threshold &&
+           canvas->mean_entropy < options->confidence_threshold;
+}
+
+bool
 ns_canvas_step(struct ns_canvas *canvas,
                const struct ns_denoise_options *options,
                const int32_t *argmax, const int32_t *sampled,
@@ -78,7 +86,6 @@ ns_canvas_step(struct ns_canvas *canvas,
 {
     uint32_t length = canvas->length;
     bool same = canvas->n_steps > 0;
-    bool stable;
 
     canvas->mean_entropy = ns_sampler_mean(entropy, length);
     if (!isfinite(canvas->mean_entropy)) {
@@ -105,7 +112,5 @@ ns_canvas_step(struct ns_canvas *canvas,
     canvas->n_same = same ? canvas->n_same + 1 : 1;
     canvas->n_steps++;
     canvas->n_left--;
-    stable = canvas->n_same > options->stability_threshold;
-    return canvas->n_left == 0 ||
-           (stable && canvas->mean_entropy < options->confidence_threshold);
+    return canvas->n_left == 0 || ns_canvas_converged(canvas, options);
 }

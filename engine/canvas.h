@@ -63,4 +63,9 @@ bool ns_canvas_step(struct ns_canvas *canvas,
                     const int32_t *argmax, const int32_t *sampled,
                     const float *entropy, struct ns_error *err);
 
+/* Whether the last step found it stable and confident: false when it is done
+ * because its steps ran out. */
+bool ns_canvas_converged(const struct ns_canvas *canvas,
+                         const struct ns_denoise_options *options);
+
 #endif

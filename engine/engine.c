@@ -248,6 +248,8 @@ report_done(struct ns_engine *engine, struct ns_sequence *seq)
     event->n_tokens = ns_sequence_n_answer(seq);
     event->finish = seq->finish;
     status = ns_reply_finish(seq->reply, &event->reply, &err);
+    if (status == NS_OK)
+        status = ns_sequence_check_content(seq, &event->reply, &err);
     if (status != NS_OK) {
         event->kind = NS_EVENT_FAILED;
         event->error = err;
@@ -402,6 +404,7 @@ add_canvas(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner)
         .inv_temperature = ns_canvas_prepare(&seq->canvas, &seq->denoise),
         .top_p = 1.0f,
         .uniform = seq->canvas.uniform,
+        .top = seq->top,
         .owner = owner,
     };
 
@@ -441,10 +444,14 @@ add_encode(struct ns_engine *engine, struct ns_sequence *seq, uint32_t owner,
 
     if (seq->drafted) {
         segment.head = NS_HEAD_ALL;
-        for (uint32_t i = 0; i < n; i++)
+        segment.mask = ns_sequence_masks(seq);
+        segment.n_tokens = seq->canvas.length;
+        for (uint32_t i = 0; i < segment.n_tokens; i++)
             seq->uniform[i] = ns_sequence_ar_uniform(seq, at + 1 + i);
-    } else if (seq->request.mode != NS_MODE_DIFFUSION && whole) {
+    } else if ((seq->request.mode != NS_MODE_DIFFUSION || seq->tail) &&
+               whole) {
         segment.head = NS_HEAD_LAST;
+        segment.mask = ns_sequence_masks(seq);
         seq->uniform[0] = ns_sequence_ar_uniform(seq, at);
     }
     ns_batch_add(engine->batch, &segment);
@@ -500,6 +507,7 @@ static void
 build_batch(struct ns_engine *engine, struct ns_pass_report *report)
 {
     ns_batch_reset(engine->batch);
+    ns_constraints_begin_pass(engine->rules.constraints);
     for (uint32_t i = 0; i < engine->running.n; i++) {
         struct ns_sequence *seq = engine->running.item[i];
         const struct ns_grant *grant = &engine->grant[i];
@@ -590,6 +598,7 @@ after_canvas(struct ns_engine *engine, struct ns_sequence *seq,
     if (trace && trace->sampled)
         trace->sampled(trace->ctx, seq->request.id, &seq->canvas, argmax,
                        sampled, entropy);
+    ns_sequence_keep_to_grammar(seq, argmax, sampled);
     done = ns_canvas_step(&seq->canvas, &seq->denoise, argmax, sampled,
                           entropy, &err);
     if (err.status != NS_OK) {
@@ -642,10 +651,14 @@ report_progress(struct ns_engine *engine)
     for (uint32_t i = 0; i < engine->running.n;) {
         struct ns_sequence *seq = engine->running.item[i];
         uint32_t unreported = seq->n_known - seq->block_start;
+        bool drawn = seq->request.mode != NS_MODE_DIFFUSION || seq->tail;
+        struct ns_error err;
 
+        if (seq->guide && !failed(engine, seq) &&
+            ns_guide_check(seq->guide, &err) != NS_OK)
+            report_failed(engine, seq, &err);
         if (!seq->finished) {
-            if (unreported >= (seq->request.mode == NS_MODE_DIFFUSION
-                                   ? 1 : seq->request.canvas_length))
+            if (unreported >= (drawn ? seq->request.canvas_length : 1))
                 report_block(engine, seq);
             i++;
             continue;

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "engine/grammar.h"
 #include "engine/image.h"
 #include "engine/model.h"
 #include "engine/reply.h"
@@ -139,6 +140,9 @@ struct ns_request {
     /* A text to start from (draft.h); not in ar. Borrowed like the prompt. */
     const int32_t *draft;
     uint32_t n_draft;
+    /* What the answer's content must be a text of (grammar.h); NULL: any.
+     * Borrowed like the prompt. */
+    const struct ns_grammar *grammar;
 };
 
 /* Whether the request can ever run here: context, pools, ranges. Codes:

@@ -20,6 +20,14 @@ make_rules(struct ns_engine *engine, struct ns_error *err)
     struct ns_span span = { "\n<channel|>", 11, true };
     struct ns_ids ids = { .limit = sizeof(rules->thought_end) /
                                    sizeof(rules->thought_end[0]) };
+    struct ns_constraint_options constraints = {
+        .tokenizer = engine->tokenizer,
+        .vocab = engine->model->config.vocab,
+        .end_id = generation->eos_id,
+        .n_end = generation->n_eos,
+        .max_sequences = engine->options.max_sequences,
+        .canvas_length = engine->model->config.canvas_length,
+    };
     enum ns_status status;
 
     rules->vocab = engine->model->config.vocab;
@@ -28,8 +36,13 @@ make_rules(struct ns_engine *engine, struct ns_error *err)
     rules->eos_id = generation->eos_id;
     rules->n_eos = generation->n_eos;
     rules->tokenizer = engine->tokenizer;
+    rules->ar_capable = generation->ar_capable;
     rules->tool_response_id = ns_tokenizer_id(engine->tokenizer,
                                               "<|tool_response>");
+    constraints.call_id = rules->tool_response_id;
+    status = ns_constraints_create(&constraints, &rules->constraints, err);
+    if (status != NS_OK)
+        return status;
     if (ns_tokenizer_id(engine->tokenizer, "<channel|>") < 0)
         return NS_OK; /* a model that cannot think */
     status = ns_tokenizer_encode(engine->tokenizer, &span, 1, &ids, err);
@@ -224,6 +237,7 @@ ns_engine_close(struct ns_engine *engine)
     ns_forward_destroy(engine->fw);
     ns_batch_destroy(engine->batch);
     ns_kvcache_destroy(engine->kv);
+    ns_constraints_destroy(engine->rules.constraints);
     ns_tokenizer_close(engine->tokenizer);
     ns_model_close(engine->model);
     ns_backend_close(engine->be);

@@ -414,6 +414,8 @@ apply_head(struct ns_forward *fw, struct ns_batch *batch)
         .inv_temperature = batch->inv_temperature,
         .uniform = batch->uniform,
         .top_p = batch->any_top_p ? batch->top_p : NULL,
+        .mask = batch->any_mask ? batch->mask : NULL,
+        .top = batch->any_top ? batch->top : NULL,
         .argmax = batch->argmax,
         .sampled = batch->sampled,
         .entropy = batch->entropy,

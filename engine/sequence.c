@@ -88,7 +88,16 @@ ns_sequence_create(const struct ns_request *request,
     seq->known = calloc(seq->capacity, sizeof(int32_t));
     seq->carry = calloc(length, sizeof(int32_t));
     seq->uniform = calloc(length, sizeof(double));
-    if (!seq->known || !seq->carry || !seq->uniform || !seq->whole ||
+    if (request->grammar) {
+        seq->mask = calloc(length + 1u, sizeof(*seq->mask));
+        seq->top = calloc((size_t)length * NS_HEAD_TOP, sizeof(*seq->top));
+        status = ns_guide_create(rules->constraints, request->grammar,
+                                 request->thinking, request->in_thought,
+                                 &seq->guide, err);
+        if (status != NS_OK)
+            goto out;
+    }
+    if ((request->grammar && (!seq->mask || !seq->top)) || !seq->known || !seq->carry || !seq->uniform || !seq->whole ||
         !seq->group) {
         status = ns_fail(err, NS_FATAL, "out of memory for a sequence of "
                          "%u tokens", seq->capacity);
@@ -134,6 +143,9 @@ ns_sequence_destroy(struct ns_sequence *seq)
         return;
     ns_canvas_fini(&seq->canvas);
     ns_reply_destroy(seq->reply);
+    ns_guide_destroy(seq->guide);
+    free(seq->mask);
+    free(seq->top);
     free(seq->whole);
     free(seq->group);
     free(seq->known);
@@ -157,7 +169,7 @@ ns_sequence_answer(const struct ns_sequence *seq)
 bool
 ns_sequence_is_ar(const struct ns_sequence *seq)
 {
-    return seq->request.mode == NS_MODE_AR || seq->as_ar;
+    return seq->request.mode == NS_MODE_AR || seq->as_ar || seq->tail;
 }
 
 static uint32_t
@@ -299,6 +311,14 @@ ns_sequence_take(struct ns_sequence *seq, int32_t id)
     append(seq, id);
     if (seq->finished) /* a stop string */
         return false;
+    if (seq->guide) {
+        ns_guide_follow(seq->guide, ns_sequence_answer(seq),
+                        ns_sequence_n_answer(seq));
+        if (ns_guide_ended(seq->guide)) {
+            finish(seq, NS_FINISH_STOP);
+            return false;
+        }
+    }
     if (budget > 0 && !at_limit(seq) && ns_reply_in_thought(seq->reply) &&
         ns_reply_thought_tokens(seq->reply) >= budget) {
         close_thought(seq);
@@ -356,6 +376,59 @@ weigh_text(struct ns_sequence *seq, uint32_t n_kept)
     seq->before_trial.tokens = seq->usage.new_tokens;
 }
 
+const uint32_t *const *
+ns_sequence_masks(struct ns_sequence *seq)
+{
+    uint32_t n = seq->drafted ? seq->canvas.length : 0, got;
+
+    if (!seq->guide)
+        return NULL;
+    ns_guide_follow(seq->guide, ns_sequence_answer(seq),
+                    ns_sequence_n_answer(seq));
+    got = ns_guide_masks(seq->guide, seq->canvas.argmax, n, seq->mask);
+    if (got == 0) /* the guide has failed, and so will the request */
+        return NULL;
+    if (!seq->drafted)
+        return seq->mask;
+    /* The draw behind nothing of the draft is known: it is `choice`. */
+    if (got <= n)
+        seq->canvas.length = got - 1;
+    return seq->mask + 1;
+}
+
+void
+ns_sequence_keep_to_grammar(struct ns_sequence *seq, int32_t *argmax,
+                            int32_t *sampled)
+{
+    uint32_t n = seq->canvas.length;
+
+    if (!seq->guide)
+        return;
+    ns_guide_follow(seq->guide, ns_sequence_answer(seq),
+                    ns_sequence_n_answer(seq));
+    if (ns_guide_path(seq->guide,
+                      (const struct ns_candidate(*)[NS_HEAD_TOP])seq->top, n,
+                      argmax))
+        memcpy(sampled, argmax, n * sizeof(*sampled));
+}
+
+/* How much of a canvas under a grammar joins the answer: all of it where it has
+ * converged, else what the model itself would have written there, and one token
+ * at least. */
+static uint32_t
+uncontested(const struct ns_sequence *seq)
+{
+    const struct ns_canvas *canvas = &seq->canvas;
+    uint32_t n = 0;
+
+    if (!seq->guide || ns_canvas_converged(canvas, &seq->denoise))
+        return canvas->length;
+    while (n < canvas->length &&
+           canvas->argmax[n] == seq->top[(size_t)n * NS_HEAD_TOP].id)
+        n++;
+    return n > 0 ? n : 1;
+}
+
 void
 ns_sequence_canvas_done(struct ns_sequence *seq)
 {
@@ -363,9 +436,12 @@ ns_sequence_canvas_done(struct ns_sequence *seq)
 
     seq->canvas_open = false;
     if (seq->request.mode == NS_MODE_DIFFUSION) {
-        for (uint32_t i = 0; i < canvas->length; i++)
-            if (!ns_sequence_take(seq, canvas->argmax[i]))
-                break;
+        uint32_t n = uncontested(seq);
+        bool more = true;
+
+        for (uint32_t i = 0; i < n && more; i++)
+            more = ns_sequence_take(seq, canvas->argmax[i]);
+        seq->tail = more && n < canvas->length && seq->rules->ar_capable;
         return;
     }
     if (canvas->argmax[0] == seq->choice) {
@@ -412,10 +488,27 @@ ns_sequence_choose(struct ns_sequence *seq, int32_t choice)
 {
     if (ns_sequence_is_ar(seq)) {
         ns_sequence_take(seq, choice);
+        if (seq->n_known - seq->block_start >= seq->request.canvas_length)
+            seq->tail = false;
     } else {
         seq->choice = choice;
         seq->has_choice = true;
     }
+}
+
+enum ns_status
+ns_sequence_check_content(struct ns_sequence *seq,
+                          const struct ns_reply_text *reply,
+                          struct ns_error *err)
+{
+    const char *cut = reply->stopped || seq->finish == NS_FINISH_STOP
+                          ? "a stop string or an early end"
+                          : "max_tokens";
+
+    if (!seq->guide)
+        return NS_OK;
+    return ns_guide_judge(seq->guide, reply->content, reply->content_length,
+                          cut, err);
 }
 
 struct ns_engine_progress
@@ -465,4 +558,6 @@ ns_sequence_put_back(struct ns_sequence *seq)
     seq->canvas_open = seq->drafted = seq->has_choice = false;
     seq->from_text = false;
     seq->n_carry = 0;
+    if (seq->guide)
+        ns_guide_release(seq->guide);
 }

@@ -24,6 +24,7 @@
 
 #include "engine/batch.h"
 #include "engine/canvas.h"
+#include "engine/constraint.h"
 #include "engine/engine.h"
 #include "engine/kvcache.h"
 #include "engine/planner.h"
@@ -39,6 +40,8 @@ struct ns_answer_rules {
     int32_t thought_end[8];   /* forced when the thinking budget is spent */
     uint32_t n_thought_end;
     const struct ns_tokenizer *tokenizer;
+    struct ns_constraints *constraints;
+    bool ar_capable; /* the checkpoint */
 };
 
 struct ns_sequence {
@@ -67,6 +70,11 @@ struct ns_sequence {
     int32_t *carry; /* hybrid: the rest of the last draft */
     uint32_t n_carry;
     bool as_ar; /* hybrid that goes on as ar: its drafts do not pay */
+    bool tail;  /* diffusion under a grammar whose canvas ran out of steps: the
+                 * rest of the block is drawn, as ar does */
+    struct ns_guide *guide; /* NULL: any answer will do */
+    struct ns_candidate *top; /* [canvas length][NS_HEAD_TOP] of this pass */
+    const uint32_t **mask;    /* [canvas length + 1] of this pass */
     bool from_text;         /* hybrid: what is judged is the request's draft */
     uint32_t text_credit;   /* verdicts on it that may yet go wrong */
     struct {
@@ -104,12 +112,25 @@ bool ns_sequence_take(struct ns_sequence *seq, int32_t id);
 /* The keyed uniform of ar's draw at answer position `at`; -1: argmax. */
 double ns_sequence_ar_uniform(const struct ns_sequence *seq, uint32_t at);
 
+/* Under a grammar: puts the likeliest path through this step's candidates in
+ * the place of the argmax, and of the samples. */
+void ns_sequence_keep_to_grammar(struct ns_sequence *seq, int32_t *argmax,
+                                 int32_t *sampled);
+/* Under a grammar: what may be drawn behind the known tokens, or, of a draft,
+ * behind each of its tokens; the draft is cut to as many as there is room for
+ * masks. NULL without a grammar. */
+const uint32_t *const *ns_sequence_masks(struct ns_sequence *seq);
 /* A canvas is done: its tokens become known (diffusion) or a draft (hybrid). */
 void ns_sequence_canvas_done(struct ns_sequence *seq);
 /* hybrid: the rows of the draft gave these choices. Sets n_cached. */
 void ns_sequence_judge(struct ns_sequence *seq, const int32_t *row_choice);
 /* ar and hybrid: the last encoded row gave this choice for n_known. */
 void ns_sequence_choose(struct ns_sequence *seq, int32_t choice);
+
+/* Judges what the answer has come to under its grammar, if it has one. */
+enum ns_status ns_sequence_check_content(struct ns_sequence *seq,
+                                         const struct ns_reply_text *reply,
+                                         struct ns_error *err);
 
 struct ns_engine_progress ns_sequence_progress(const struct ns_sequence *seq);
 

@@ -25,6 +25,34 @@ ns_tokenizer_content(const struct ns_tokenizer *tokenizer, int32_t id)
     return has_flag(tokenizer, id, PRESENT) ? content_of(tokenizer, id) : NULL;
 }
 
+size_t
+ns_tokenizer_bytes(const struct ns_tokenizer *tokenizer, int32_t id, char *out,
+                   size_t room)
+{
+    const struct token *token;
+    const char *text;
+    size_t n = 0;
+
+    if (!has_flag(tokenizer, id, PRESENT) || has_flag(tokenizer, id, CONTROL))
+        return 0;
+    token = &tokenizer->tokens[id];
+    if (token->flags & BYTE) {
+        *out = (char)token->byte;
+        return 1;
+    }
+    text = content_of(tokenizer, id);
+    for (uint32_t i = 0; i < token->length; n++) {
+        bool space = token->length - i >= 3 &&
+                     memcmp(text + i, "\u2581", 3) == 0;
+
+        if (n == room)
+            return 0;
+        out[n] = space ? ' ' : text[i];
+        i += space ? 3 : 1;
+    }
+    return n;
+}
+
 bool
 ns_tokenizer_is_control(const struct ns_tokenizer *tokenizer, int32_t id)
 {

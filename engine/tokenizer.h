@@ -55,6 +55,10 @@ int32_t ns_tokenizer_id(const struct ns_tokenizer *tokenizer,
 /* Content of a token as the file has it; NULL for an id that is not there. */
 const char *ns_tokenizer_content(const struct ns_tokenizer *tokenizer,
                                  int32_t id);
+/* The bytes that a token stands for in a text. 0 for a control token, an id that
+ * is not there, and one of more than `room` bytes. */
+size_t ns_tokenizer_bytes(const struct ns_tokenizer *tokenizer, int32_t id,
+                          char *out, size_t room);
 /* Whether job text must never yield this id, and content never shows it. */
 bool ns_tokenizer_is_control(const struct ns_tokenizer *tokenizer, int32_t id);
 /* Whether the file itself flags it "special": most, but not all of these. */

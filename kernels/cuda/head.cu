@@ -15,6 +15,11 @@
 
 #include "kernels/cuda/cuda.cuh"
 
+#define NS_ON_DEVICE __device__
+extern "C" {
+#include "kernels/candidates.h"
+}
+
 enum { THREADS = 256 };
 
 static_assert((int)THREADS == (int)HEAD_TILE, "a thread a token of a tile");
@@ -29,12 +34,72 @@ struct part {
     uint32_t n_soft;
     float softcap;
     bool bf16; /* type of p */
+    bool masked, topped; /* some rows are */
 };
 
 __device__ static inline float
 capped(float raw, float softcap)
 {
     return softcap > 0 ? softcap * tanhf(raw / softcap) : raw;
+}
+
+/* Whether a row may choose token v. */
+__device__ static inline bool
+left(const struct head_scratch *s, bool masked, uint32_t vocab, uint32_t row,
+     uint32_t v)
+{
+    int32_t which = masked ? s->mask_of[row] : -1;
+
+    if (which < 0)
+        return true;
+    return s->mask[(size_t)which * ((vocab + 31) / 32) + v / 32] >> v % 32 & 1;
+}
+
+/* The part's highest z join those of the parts before: the highest that is left
+ * time after time, while it is one of the row's highest. Runs before the part's
+ * logits are overwritten. */
+__global__ void
+top_kernel(struct part args)
+{
+    float *shared = ns_shared<float>(0);
+    uint32_t row = blockIdx.x, t = threadIdx.x, n;
+    const float *logits = args.s.logits + (size_t)row * args.ld;
+    struct ns_candidate *top = args.s.top + (size_t)row * NS_HEAD_TOP;
+    float last = INFINITY, last_v = -1;
+
+    if (!args.s.wants_top[row])
+        return;
+    n = args.start == 0 ? 0 : args.s.n_top[row];
+    for (uint32_t i = 0; i < NS_HEAD_TOP; i++) {
+        float best = -INFINITY, first = -INFINITY, most;
+
+        for (uint32_t v = t; v < args.n; v += THREADS) {
+            float z = capped(logits[v], args.softcap);
+
+            if (!left(&args.s, args.masked, args.vocab, row, args.start + v) ||
+                z > last || (z == last && (float)v <= last_v))
+                continue;
+            if (z > best) { /* v rises: the lowest among equals */
+                best = z;
+                first = -(float)v;
+            }
+        }
+        most = block_max(best, shared);
+        first = block_max(best == most ? first : -INFINITY, shared);
+        if (!(most > -INFINITY) ||
+            (n == NS_HEAD_TOP && !(most > top[NS_HEAD_TOP - 1].z)))
+            break;
+        last = most;
+        last_v = -first;
+        __syncthreads(); /* all have read the list */
+        if (t == 0)
+            candidate_add(top, n, (int32_t)(args.start + (uint32_t)last_v),
+                          most);
+        n = n < NS_HEAD_TOP ? n + 1 : n;
+        __syncthreads();
+    }
+    if (t == 0)
+        args.s.n_top[row] = n;
 }
 
 /* A row's logits of this part become l, and its tiles' sums. */
@@ -52,7 +117,8 @@ part_kernel(struct part args)
 
     for (uint32_t from = 0; from < args.n; from += HEAD_TILE) {
         uint32_t v = from + t;
-        bool there = v < args.n;
+        bool there = v < args.n && left(&args.s, args.masked, args.vocab, row,
+                                        args.start + v);
         float z = there ? capped(logits[v], args.softcap) : -INFINITY;
         float l = there ? z * inv : -INFINITY, most, sum, weighted, first;
         struct head_tile *tile =
@@ -72,7 +138,7 @@ part_kernel(struct part args)
         weighted = sum > 0 ? sum * (l - most) : 0;
         sum = block_sum(sum, shared);
         weighted = block_sum(weighted, shared);
-        if (there)
+        if (v < args.n)
             logits[v] = l;
         if (t == 0) {
             tile->reference = most;
@@ -115,6 +181,7 @@ part_kernel(struct part args)
 struct finish {
     struct head_scratch s;
     uint32_t vocab, n_tiles;
+    bool masked;
 };
 
 /* First token of the HEAD_TILE, or all, that the draw of a tile reads. */
@@ -152,6 +219,8 @@ finish_kernel(struct finish args)
         total += mass[i];
         weighted += extra[i];
     }
+    if (!(total > 0)) /* nothing is left of it */
+        state->nan = 1;
     u = args.s.uniform[row];
     target = u * total;
     for (uint32_t i = 0; i < args.n_tiles; i++) {
@@ -195,7 +264,7 @@ pick_kernel(struct finish args, float softcap)
     if (args.s.uniform[row] < 0 || state->nan)
         return;
     p[t] = 0;
-    if (v < args.vocab) {
+    if (v < args.vocab && left(&args.s, args.masked, args.vocab, row, v)) {
         float raw = args.s.drawn[(size_t)row * HEAD_TILE + v - from];
         float l = capped(raw, softcap) * args.s.inv_temperature[row];
 
@@ -259,6 +328,7 @@ struct nucleus {
     const uint32_t *rows; /* of the head, a block each */
     uint32_t vocab;
     float softcap;
+    bool masked;
 };
 
 /* The smallest set of the likeliest tokens with a mass of at least top_p, the
@@ -280,7 +350,9 @@ nucleus_kernel(struct nucleus args)
     if (state->nan)
         return;
     for (uint32_t v = t; v < args.vocab; v += THREADS) {
-        l[v] = capped(l[v], args.softcap) * inv;
+        l[v] = left(&args.s, args.masked, args.vocab, row, v)
+                   ? capped(l[v], args.softcap) * inv
+                   : -INFINITY;
         total += exp((double)l[v] - highest);
     }
     need = (double)args.s.top_p[row] * block_total(total, part);
@@ -386,6 +458,9 @@ one_part(struct cuda *cuda, const struct ns_head *args, const struct part *part,
                                  part->s.logits, part->ld);
 
     cuda_product(cuda, &p);
+    if (part->topped)
+        LAUNCH(cuda, m, THREADS, THREADS / 32 * sizeof(float), top_kernel,
+               *part);
     LAUNCH(cuda, m, THREADS, THREADS / 32 * sizeof(float), part_kernel, *part);
     if (part->n_soft == 0)
         return;
@@ -416,8 +491,8 @@ nuclei(struct cuda *cuda, const struct ns_head *args, const void *h,
 {
     size_t row_bytes = ldh * operand_bytes(cuda, args->table->dtype);
     uint32_t vocab = args->table->n, rows[NUCLEUS_ROWS], n = 0;
-    struct nucleus nucleus = { cuda->head, cuda->index, vocab,
-                               args->softcap };
+    struct nucleus nucleus = { cuda->head, cuda->index, vocab, args->softcap,
+                               args->mask != NULL };
 
     for (uint32_t i = 0; i < m; i++) {
         if (has_nucleus(args, first + i)) {
@@ -437,6 +512,50 @@ nuclei(struct cuda *cuda, const struct ns_head *args, const void *h,
     }
 }
 
+/* The masks of m rows, each that differs from the one before once. */
+static void
+put_masks(struct cuda *cuda, const uint32_t *const *mask, uint32_t m,
+          uint32_t vocab)
+{
+    size_t words = divide_up(vocab, 32);
+    const uint32_t *last = NULL;
+    int32_t which[HEAD_ROWS], n = 0;
+
+    for (uint32_t i = 0; i < m; i++) {
+        which[i] = -1;
+        if (!mask[i])
+            continue;
+        if (mask[i] != last)
+            cuda_put(cuda, cuda->head.mask + words * n++, mask[i],
+                     words * sizeof(uint32_t));
+        last = mask[i];
+        which[i] = n - 1;
+    }
+    cuda_put(cuda, cuda->head.mask_of, which, m * sizeof(*which));
+}
+
+static void
+answer_top(struct cuda *cuda, struct ns_candidate *const *top, uint32_t m)
+{
+    for (uint32_t i = 0; i < m; i++)
+        if (top[i])
+            cuda_answer(cuda, top[i],
+                        cuda->head.top + (size_t)i * NS_HEAD_TOP,
+                        NS_HEAD_TOP * sizeof(**top));
+}
+
+/* Where a list ends. */
+__global__ void
+end_kernel(struct head_scratch s)
+{
+    uint32_t row = blockIdx.x;
+
+    if (s.wants_top[row] && threadIdx.x >= s.n_top[row]) {
+        s.top[(size_t)row * NS_HEAD_TOP + threadIdx.x].id = -1;
+        s.top[(size_t)row * NS_HEAD_TOP + threadIdx.x].z = -INFINITY;
+    }
+}
+
 static void
 head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
           uint32_t m)
@@ -446,7 +565,9 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
     uint32_t vocab = table->n, size = head_part(vocab);
     uint32_t width = vocab < HEAD_TILE ? vocab : HEAD_TILE;
     struct ns_rows h = args->h, soft = args->soft;
-    struct finish finish = { *s, vocab, divide_up(vocab, HEAD_TILE) };
+    struct finish finish = { *s, vocab, divide_up(vocab, HEAD_TILE),
+                             args->mask != NULL };
+    uint8_t wants_top[HEAD_ROWS];
     struct product p;
     size_t ldh;
     const void *operand;
@@ -461,6 +582,12 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
     cuda_put(cuda, s->uniform, args->uniform + first, m * sizeof(double));
     if (args->top_p)
         cuda_put(cuda, s->top_p, args->top_p + first, m * sizeof(float));
+    if (args->mask)
+        put_masks(cuda, args->mask + first, m, vocab);
+    for (uint32_t i = 0; args->top && i < m; i++)
+        wants_top[i] = args->top[first + i] != NULL;
+    if (args->top)
+        cuda_put(cuda, s->wants_top, wants_top, m);
     operand = cuda_operand(cuda, h, table->dtype, &ldh);
     for (uint32_t start = 0; start < vocab; start += size) {
         struct part part = {};
@@ -474,6 +601,8 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
         part.n_soft = soft.n_rows;
         part.softcap = args->softcap;
         part.bf16 = takes_bf16(cuda, table->dtype);
+        part.masked = args->mask != NULL;
+        part.topped = args->top != NULL;
         one_part(cuda, args, &part, operand, ldh, m, soft);
     }
     LAUNCH(cuda, m, THREADS, 2 * finish.n_tiles * sizeof(double),
@@ -491,6 +620,10 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
         LAUNCH(cuda, soft.n_rows, row_threads(soft.n_cols), 0, soft_kernel,
                soft, (const struct head_row *)s->row, args->soft_scale,
                table->dtype == NS_BF16);
+    if (args->top) {
+        LAUNCH(cuda, m, NS_HEAD_TOP, 0, end_kernel, *s);
+        answer_top(cuda, args->top + first, m);
+    }
     cuda_answer(cuda, args->argmax + first, s->argmax, m * sizeof(int32_t));
     cuda_answer(cuda, args->sampled + first, s->sampled, m * sizeof(int32_t));
     cuda_answer(cuda, args->entropy + first, s->entropy, m * sizeof(float));

@@ -1,4 +1,7 @@
 /* Heads that may choose among some tokens alone, and that name their highest. */
+#include <limits.h>
+#include <unistd.h>
+
 #include "tests/kernels/lab.h"
 
 enum { ROWS = 37, VOCAB = 1300, WORDS = (VOCAB + 31) / 32, HIDDEN = 40 };
@@ -220,14 +223,60 @@ a_row_knows_nothing_of_its_neighbours_masks(void **state)
     on_every_isa(neighbours);
 }
 
+/* The same on a simulated card. */
+static void
+on_a_card(void (*check)(struct lab *lab))
+{
+    struct ns_backend_options options = { .name = "cuda",
+                                          .arithmetic = "fp32" };
+    struct lab lab = { .isa = "cuda" };
+    struct ns_error err;
+
+    if (ns_backend_open(&options, &lab.be, &err) != NS_OK)
+        fail_msg("%s", err.text);
+    lab.ops = lab.be->ops;
+    assert_int_equal(lab.ops->reserve(lab.be, &lab_sizes, &err), NS_OK);
+    check(&lab);
+    lab_close(&lab);
+}
+
+static void
+a_card_does_the_same(void **state)
+{
+    (void)state;
+    on_a_card(choices_and_candidates);
+    on_a_card(neighbours);
+}
+
+/* The plug-in is found where the loader looks when a program starts. */
+static void
+start_where_the_card_is(char **argv)
+{
+    char path[PATH_MAX], *end;
+
+    if (getenv("NS_CUDASIM_DEVICES"))
+        return;
+    snprintf(path, sizeof(path), "%s", argv[0]);
+    end = strstr(path, "tests/kernels/");
+    if (!end)
+        return;
+    strcpy(end, "cudasim");
+    setenv("LD_LIBRARY_PATH", path, 1);
+    setenv("NS_CUDASIM_DEVICES", "1", 1);
+    execv(argv[0], argv);
+}
+
 int
-main(void)
+main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             a_mask_leaves_its_tokens_alone_and_the_highest_are_named),
         cmocka_unit_test(a_row_knows_nothing_of_its_neighbours_masks),
+        cmocka_unit_test(a_card_does_the_same),
     };
 
+    (void)argc;
+    start_where_the_card_is(argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
