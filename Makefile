@@ -123,6 +123,7 @@ fuzz:
 check-now: $(TEST) $(FUZZ) all $B/tests/nightshiftd $B/cudasim/libnightshift-cuda.so
 	$Qscripts/fetch-tokenizer.sh $B/tokenizer || true
 	$Qscripts/fetch-kafka.sh build/kafka || true
+	$Qscripts/fetch-schema-suite.sh build/schema-suite || true
 	$Qtests/run.sh $B $(TEST) $(FUZZ)
 # Seeds are printed: NS_SEED=N and NS_HISTORY=... do the same again.
 soak-now: all $B/tests/daemon/test_simulation $B/tests/daemon/test_soak

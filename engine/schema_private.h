@@ -1,0 +1,45 @@
+/* schema_private.h - what the validator and the compiler of schemas share. */
+#ifndef NS_ENGINE_SCHEMA_PRIVATE_H
+#define NS_ENGINE_SCHEMA_PRIVATE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/language.h"
+
+/* As ns_schema_check, by a schema that is a part of the document `root`, in
+ * which references are looked up. Keeps what it makes of patterns in
+ * `patterns`. */
+enum ns_status ns_schema_check_part(const json_t *root, const json_t *schema,
+                                    const json_t *instance,
+                                    struct ns_languages *patterns,
+                                    struct ns_error *err);
+
+/* Equal as JSON Schema has it: 1 and 1.0 are. */
+bool ns_json_same(const json_t *a, const json_t *b);
+
+/* Negative, zero or positive, exactly; both are numbers. */
+int ns_json_compare(const json_t *a, const json_t *b);
+
+/* A count: a whole number from 0 up, 2 or 2.0; false for anything else. */
+bool ns_json_count(const json_t *value, uint32_t *out);
+
+/* The schema that a `$ref` names: "#", "#/a/b", "#anchor", each also behind
+ * the root's own "$id". NS_REJECT for all others. */
+enum ns_status ns_schema_resolve(const json_t *root, const json_t *ref,
+                                 const json_t **out, struct ns_error *err);
+
+/* Says no more than it is: title, examples and the like. */
+bool ns_schema_is_note(const char *keyword);
+
+/* The value of a `$schema`: a draft, and not a vocabulary of someone's own. */
+bool ns_schema_is_draft(const json_t *uri);
+
+/* The pattern of a `format` and the most characters it may have; NULL for one
+ * that is not known. */
+const char *ns_schema_format(const char *format, uint32_t *most);
+
+#endif
