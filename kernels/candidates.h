@@ -12,13 +12,9 @@
 
 #include "kernels/backend.h"
 
-#ifndef NS_ON_DEVICE /* for who compiles this for a card */
-#define NS_ON_DEVICE
-#endif
-
 /* Offers a token to a list of `n`; returns how many it then has. Tokens that a
  * mask has taken are not candidates. */
-NS_ON_DEVICE static inline uint32_t
+static inline uint32_t
 candidate_add(struct ns_candidate list[NS_HEAD_TOP], uint32_t n, int32_t id,
               float z)
 {

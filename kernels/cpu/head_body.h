@@ -111,6 +111,10 @@ tile_row(float *l, uint32_t n_cols, float cap, float inv_temperature,
         part->best = highest;
         part->argmax = (int32_t)first_token + argmax;
     }
+    if (top && (part->n_top < NS_HEAD_TOP || highest > top[NS_HEAD_TOP - 1].z))
+        for (uint32_t i = 0; i < n_cols; i++)
+            part->n_top = candidate_add(top, part->n_top,
+                                        (int32_t)(first_token + i), l[i]);
 
     highest *= inv_temperature;
     if (part->sum == 0.0) {
@@ -126,12 +130,6 @@ tile_row(float *l, uint32_t n_cols, float cap, float inv_temperature,
         part->highest = highest;
     }
     m = vf_set(part->highest);
-
-    if (top && (part->n_top < NS_HEAD_TOP ||
-                part->best > top[NS_HEAD_TOP - 1].z))
-        for (uint32_t i = 0; i < n_cols; i++)
-            part->n_top = candidate_add(top, part->n_top,
-                                        (int32_t)(first_token + i), l[i]);
 
     for (uint32_t i = 0; i < n_cols; i += LANES) {
         vf t = vf_sub(vf_mul(vf_load(l + i), vf_set(inv_temperature)), m);

@@ -307,7 +307,6 @@ carve_head(struct carver *carver, struct head_scratch *s,
     s->wants_top = (uint8_t *)piece(carver, rows);
     s->top = (struct ns_candidate *)piece(carver, rows * NS_HEAD_TOP *
                                                       sizeof(*s->top));
-    s->n_top = (uint32_t *)piece(carver, rows * sizeof(*s->n_top));
     s->argmax = (int32_t *)piece(carver, rows * sizeof(int32_t));
     s->sampled = (int32_t *)piece(carver, rows * sizeof(int32_t));
     s->entropy = (float *)piece(carver, rows * sizeof(float));

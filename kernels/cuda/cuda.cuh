@@ -144,8 +144,7 @@ struct head_scratch {
     uint32_t *mask;   /* [HEAD_ROWS][words]: as many as differ */
     int32_t *mask_of; /* [HEAD_ROWS]: which is a row's; -1: none */
     uint8_t *wants_top;       /* [HEAD_ROWS] */
-    struct ns_candidate *top; /* [HEAD_ROWS][NS_HEAD_TOP] */
-    uint32_t *n_top;          /* [HEAD_ROWS] so far */
+    struct ns_candidate *top; /* [HEAD_ROWS][NS_HEAD_TOP] so far */
     int32_t *argmax, *sampled;   /* [HEAD_ROWS] answers, as these three */
     float *entropy, *logsumexp;
 };

@@ -7,7 +7,8 @@
  * the part's share of the soft row, earlier shares rescaled. What is kept of
  * the vocabulary is 12 bytes a tile. A draw finds its tile by the sums of
  * tiles, in order and in double, takes that tile's logits again (the same bits:
- * the row contract), and goes through its tokens.
+ * the row contract), and goes through its tokens. What a mask does not leave has
+ * z = -infinity from the moment its logit is read.
  *
  * Rows with a nucleus hold their logits whole, NUCLEUS_ROWS at a time.
  */
@@ -15,14 +16,10 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-#define NS_ON_DEVICE __device__
-extern "C" {
-#include "kernels/candidates.h"
-}
-
-enum { THREADS = 256 };
+enum { THREADS = 256, WARPS = THREADS / 32 };
 
 static_assert((int)THREADS == (int)HEAD_TILE, "a thread a token of a tile");
+static_assert((int)NS_HEAD_TOP == 32, "a lane a candidate");
 
 /* ---- what the parts leave -------------------------------------------------- */
 
@@ -34,7 +31,6 @@ struct part {
     uint32_t n_soft;
     float softcap;
     bool bf16; /* type of p */
-    bool masked, topped; /* some rows are */
 };
 
 __device__ static inline float
@@ -43,63 +39,83 @@ capped(float raw, float softcap)
     return softcap > 0 ? softcap * tanhf(raw / softcap) : raw;
 }
 
-/* Whether a row may choose token v. */
-__device__ static inline bool
-left(const struct head_scratch *s, bool masked, uint32_t vocab, uint32_t row,
-     uint32_t v)
+/* A row's mask; NULL: it may choose any token. */
+__device__ static inline const uint32_t *
+mask_of(const struct head_scratch &s, uint32_t row, uint32_t vocab)
 {
-    int32_t which = masked ? s->mask_of[row] : -1;
+    int32_t which = s.mask_of[row];
 
-    if (which < 0)
-        return true;
-    return s->mask[(size_t)which * ((vocab + 31) / 32) + v / 32] >> v % 32 & 1;
+    return which < 0 ? NULL : s.mask + (size_t)which * ((vocab + 31) / 32);
 }
 
-/* The part's highest z join those of the parts before: the highest that is left
- * time after time, while it is one of the row's highest. Runs before the part's
- * logits are overwritten. */
+__device__ static inline bool
+left(const uint32_t *mask, uint32_t v)
+{
+    return !mask || (mask[v / 32] >> v % 32 & 1);
+}
+
+/* A warp's list, a candidate a lane as they fall; c is the same in all lanes and
+ * its id higher than those of its equals. False: it is none of the highest. */
+__device__ static inline bool
+offer(struct ns_candidate &mine, struct ns_candidate c)
+{
+    float z = ns_shfl_up(mine.z, 1);
+    int32_t id = ns_shfl_up(mine.id, 1);
+
+    if (!(c.z > ns_shfl(mine.z, 31)))
+        return false;
+    if (c.z > mine.z) {
+        bool here = threadIdx.x % 32 == 0 || !(c.z > z);
+
+        mine.z = here ? c.z : z;
+        mine.id = here ? c.id : id;
+    }
+    return true;
+}
+
+/* The part's highest z join those of the parts before. Each warp has a run of
+ * the part, and the first adds up their lists, ids rising. Reads logits that
+ * part_kernel then overwrites. */
 __global__ void
 top_kernel(struct part args)
 {
-    float *shared = ns_shared<float>(0);
-    uint32_t row = blockIdx.x, t = threadIdx.x, n;
+    struct ns_candidate *lists = ns_shared<struct ns_candidate>(0);
+    uint32_t row = blockIdx.x, warp = threadIdx.x / 32;
+    uint32_t lane = threadIdx.x % 32, run = (args.n + WARPS - 1) / WARPS;
+    uint32_t end = (warp + 1) * run < args.n ? (warp + 1) * run : args.n;
     const float *logits = args.s.logits + (size_t)row * args.ld;
-    struct ns_candidate *top = args.s.top + (size_t)row * NS_HEAD_TOP;
-    float last = INFINITY, last_v = -1;
+    const uint32_t *mask = mask_of(args.s, row, args.vocab);
+    struct ns_candidate *top = args.s.top + (size_t)row * NS_HEAD_TOP + lane;
+    const struct ns_candidate none = { -1, -INFINITY };
+    struct ns_candidate mine = none;
 
     if (!args.s.wants_top[row])
         return;
-    n = args.start == 0 ? 0 : args.s.n_top[row];
-    for (uint32_t i = 0; i < NS_HEAD_TOP; i++) {
-        float best = -INFINITY, first = -INFINITY, most;
+    for (uint32_t from = warp * run; from < end; from += 32) {
+        uint32_t v = from + lane;
+        float z = v < end && left(mask, args.start + v)
+                      ? capped(logits[v], args.softcap)
+                      : -INFINITY;
+        unsigned higher = ns_ballot(z > ns_shfl(mine.z, 31));
 
-        for (uint32_t v = t; v < args.n; v += THREADS) {
-            float z = capped(logits[v], args.softcap);
+        for (; higher; higher &= higher - 1) {
+            int which = __ffs((int)higher) - 1;
+            struct ns_candidate c = {
+                (int32_t)(args.start + from) + which, ns_shfl(z, which)
+            };
 
-            if (!left(&args.s, args.masked, args.vocab, row, args.start + v) ||
-                z > last || (z == last && (float)v <= last_v))
-                continue;
-            if (z > best) { /* v rises: the lowest among equals */
-                best = z;
-                first = -(float)v;
-            }
+            offer(mine, c);
         }
-        most = block_max(best, shared);
-        first = block_max(best == most ? first : -INFINITY, shared);
-        if (!(most > -INFINITY) ||
-            (n == NS_HEAD_TOP && !(most > top[NS_HEAD_TOP - 1].z)))
-            break;
-        last = most;
-        last_v = -first;
-        __syncthreads(); /* all have read the list */
-        if (t == 0)
-            candidate_add(top, n, (int32_t)(args.start + (uint32_t)last_v),
-                          most);
-        n = n < NS_HEAD_TOP ? n + 1 : n;
-        __syncthreads();
     }
-    if (t == 0)
-        args.s.n_top[row] = n;
+    lists[threadIdx.x] = mine;
+    __syncthreads();
+    if (warp != 0)
+        return;
+    mine = args.start > 0 ? *top : none;
+    for (uint32_t w = 0; w < WARPS; w++)
+        for (uint32_t i = 0; i < 32 && offer(mine, lists[w * 32 + i]); i++)
+            continue;
+    *top = mine;
 }
 
 /* A row's logits of this part become l, and its tiles' sums. */
@@ -110,6 +126,7 @@ part_kernel(struct part args)
     uint32_t row = blockIdx.x, t = threadIdx.x;
     struct head_row *state = &args.s.row[row];
     float *logits = args.s.logits + (size_t)row * args.ld;
+    const uint32_t *mask = mask_of(args.s, row, args.vocab);
     float inv = args.s.inv_temperature[row], best = -INFINITY;
     float highest = -INFINITY, before;
     int32_t argmax = 0;
@@ -117,8 +134,7 @@ part_kernel(struct part args)
 
     for (uint32_t from = 0; from < args.n; from += HEAD_TILE) {
         uint32_t v = from + t;
-        bool there = v < args.n && left(&args.s, args.masked, args.vocab, row,
-                                        args.start + v);
+        bool there = v < args.n && left(mask, args.start + v);
         float z = there ? capped(logits[v], args.softcap) : -INFINITY;
         float l = there ? z * inv : -INFINITY, most, sum, weighted, first;
         struct head_tile *tile =
@@ -181,7 +197,6 @@ part_kernel(struct part args)
 struct finish {
     struct head_scratch s;
     uint32_t vocab, n_tiles;
-    bool masked;
 };
 
 /* First token of the HEAD_TILE, or all, that the draw of a tile reads. */
@@ -264,7 +279,7 @@ pick_kernel(struct finish args, float softcap)
     if (args.s.uniform[row] < 0 || state->nan)
         return;
     p[t] = 0;
-    if (v < args.vocab && left(&args.s, args.masked, args.vocab, row, v)) {
+    if (v < args.vocab && left(mask_of(args.s, row, args.vocab), v)) {
         float raw = args.s.drawn[(size_t)row * HEAD_TILE + v - from];
         float l = capped(raw, softcap) * args.s.inv_temperature[row];
 
@@ -328,7 +343,6 @@ struct nucleus {
     const uint32_t *rows; /* of the head, a block each */
     uint32_t vocab;
     float softcap;
-    bool masked;
 };
 
 /* The smallest set of the likeliest tokens with a mass of at least top_p, the
@@ -340,6 +354,7 @@ nucleus_kernel(struct nucleus args)
     double *part = ns_shared<double>(0);
     uint32_t row = args.rows[blockIdx.x], t = threadIdx.x, threshold = 0;
     const struct head_row *state = &args.s.row[row];
+    const uint32_t *mask = mask_of(args.s, row, args.vocab);
     float *l = args.s.whole + (size_t)blockIdx.x * args.vocab;
     float inv = args.s.inv_temperature[row];
     double highest = (double)state->highest, total = 0, need, above = 0;
@@ -350,9 +365,7 @@ nucleus_kernel(struct nucleus args)
     if (state->nan)
         return;
     for (uint32_t v = t; v < args.vocab; v += THREADS) {
-        l[v] = left(&args.s, args.masked, args.vocab, row, v)
-                   ? capped(l[v], args.softcap) * inv
-                   : -INFINITY;
+        l[v] = left(mask, v) ? capped(l[v], args.softcap) * inv : -INFINITY;
         total += exp((double)l[v] - highest);
     }
     need = (double)args.s.top_p[row] * block_total(total, part);
@@ -458,9 +471,9 @@ one_part(struct cuda *cuda, const struct ns_head *args, const struct part *part,
                                  part->s.logits, part->ld);
 
     cuda_product(cuda, &p);
-    if (part->topped)
-        LAUNCH(cuda, m, THREADS, THREADS / 32 * sizeof(float), top_kernel,
-               *part);
+    if (args->top)
+        LAUNCH(cuda, m, THREADS, THREADS * sizeof(struct ns_candidate),
+               top_kernel, *part);
     LAUNCH(cuda, m, THREADS, THREADS / 32 * sizeof(float), part_kernel, *part);
     if (part->n_soft == 0)
         return;
@@ -491,8 +504,8 @@ nuclei(struct cuda *cuda, const struct ns_head *args, const void *h,
 {
     size_t row_bytes = ldh * operand_bytes(cuda, args->table->dtype);
     uint32_t vocab = args->table->n, rows[NUCLEUS_ROWS], n = 0;
-    struct nucleus nucleus = { cuda->head, cuda->index, vocab, args->softcap,
-                               args->mask != NULL };
+    struct nucleus nucleus = { cuda->head, cuda->index, vocab,
+                               args->softcap };
 
     for (uint32_t i = 0; i < m; i++) {
         if (has_nucleus(args, first + i)) {
@@ -512,47 +525,45 @@ nuclei(struct cuda *cuda, const struct ns_head *args, const void *h,
     }
 }
 
-/* The masks of m rows, each that differs from the one before once. */
+/* The masks of m rows from the first on, each that differs from the one before
+ * once; and which rows want candidates. */
 static void
-put_masks(struct cuda *cuda, const uint32_t *const *mask, uint32_t m,
-          uint32_t vocab)
+put_wishes(struct cuda *cuda, const struct ns_head *args, uint32_t first,
+           uint32_t m)
 {
-    size_t words = divide_up(vocab, 32);
+    size_t words = divide_up(args->table->n, 32);
     const uint32_t *last = NULL;
+    uint8_t wants_top[HEAD_ROWS];
     int32_t which[HEAD_ROWS], n = 0;
 
     for (uint32_t i = 0; i < m; i++) {
-        which[i] = -1;
-        if (!mask[i])
-            continue;
-        if (mask[i] != last)
-            cuda_put(cuda, cuda->head.mask + words * n++, mask[i],
-                     words * sizeof(uint32_t));
-        last = mask[i];
-        which[i] = n - 1;
+        const uint32_t *mask = args->mask ? args->mask[first + i] : NULL;
+
+        if (mask && mask != last)
+            cuda_put(cuda, cuda->head.mask + words * n++, mask,
+                     words * sizeof(*mask));
+        last = mask ? mask : last;
+        which[i] = mask ? n - 1 : -1;
+        wants_top[i] = args->top && args->top[first + i];
     }
     cuda_put(cuda, cuda->head.mask_of, which, m * sizeof(*which));
+    if (args->top)
+        cuda_put(cuda, cuda->head.wants_top, wants_top, m);
 }
 
+/* Lists that lie one behind the other, as those of a canvas do, are one
+ * answer. */
 static void
 answer_top(struct cuda *cuda, struct ns_candidate *const *top, uint32_t m)
 {
-    for (uint32_t i = 0; i < m; i++)
+    for (uint32_t i = 0, n; i < m; i += n) {
+        for (n = 1; top[i] && i + n < m &&
+                    top[i + n] == top[i] + (size_t)n * NS_HEAD_TOP;)
+            n++;
         if (top[i])
             cuda_answer(cuda, top[i],
                         cuda->head.top + (size_t)i * NS_HEAD_TOP,
-                        NS_HEAD_TOP * sizeof(**top));
-}
-
-/* Where a list ends. */
-__global__ void
-end_kernel(struct head_scratch s)
-{
-    uint32_t row = blockIdx.x;
-
-    if (s.wants_top[row] && threadIdx.x >= s.n_top[row]) {
-        s.top[(size_t)row * NS_HEAD_TOP + threadIdx.x].id = -1;
-        s.top[(size_t)row * NS_HEAD_TOP + threadIdx.x].z = -INFINITY;
+                        n * NS_HEAD_TOP * sizeof(**top));
     }
 }
 
@@ -565,9 +576,7 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
     uint32_t vocab = table->n, size = head_part(vocab);
     uint32_t width = vocab < HEAD_TILE ? vocab : HEAD_TILE;
     struct ns_rows h = args->h, soft = args->soft;
-    struct finish finish = { *s, vocab, divide_up(vocab, HEAD_TILE),
-                             args->mask != NULL };
-    uint8_t wants_top[HEAD_ROWS];
+    struct finish finish = { *s, vocab, divide_up(vocab, HEAD_TILE) };
     struct product p;
     size_t ldh;
     const void *operand;
@@ -582,12 +591,7 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
     cuda_put(cuda, s->uniform, args->uniform + first, m * sizeof(double));
     if (args->top_p)
         cuda_put(cuda, s->top_p, args->top_p + first, m * sizeof(float));
-    if (args->mask)
-        put_masks(cuda, args->mask + first, m, vocab);
-    for (uint32_t i = 0; args->top && i < m; i++)
-        wants_top[i] = args->top[first + i] != NULL;
-    if (args->top)
-        cuda_put(cuda, s->wants_top, wants_top, m);
+    put_wishes(cuda, args, first, m);
     operand = cuda_operand(cuda, h, table->dtype, &ldh);
     for (uint32_t start = 0; start < vocab; start += size) {
         struct part part = {};
@@ -601,8 +605,6 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
         part.n_soft = soft.n_rows;
         part.softcap = args->softcap;
         part.bf16 = takes_bf16(cuda, table->dtype);
-        part.masked = args->mask != NULL;
-        part.topped = args->top != NULL;
         one_part(cuda, args, &part, operand, ldh, m, soft);
     }
     LAUNCH(cuda, m, THREADS, 2 * finish.n_tiles * sizeof(double),
@@ -620,10 +622,8 @@ head_rows(struct cuda *cuda, const struct ns_head *args, uint32_t first,
         LAUNCH(cuda, soft.n_rows, row_threads(soft.n_cols), 0, soft_kernel,
                soft, (const struct head_row *)s->row, args->soft_scale,
                table->dtype == NS_BF16);
-    if (args->top) {
-        LAUNCH(cuda, m, NS_HEAD_TOP, 0, end_kernel, *s);
+    if (args->top)
         answer_top(cuda, args->top + first, m);
-    }
     cuda_answer(cuda, args->argmax + first, s->argmax, m * sizeof(int32_t));
     cuda_answer(cuda, args->sampled + first, s->sampled, m * sizeof(int32_t));
     cuda_answer(cuda, args->entropy + first, s->entropy, m * sizeof(float));
