@@ -294,6 +294,9 @@ check_together(struct ns_parse *p)
                          "body.messages: missing");
     if (p->tools_off)
         job->tools = NULL;
+    if (job->form != NS_JOB_FORM_ANY && job->tools)
+        return ns_job_unsupported(p, job->form_path,
+                                  "a form of the answer beside tools");
     if (p->has_effort && p->has_budget &&
         (p->effort_tokens == 0) != (job->thinking_budget == 0))
         return ns_refuse(p->err, "bad_param", "nightshift.thinking_budget",

@@ -62,6 +62,15 @@ enum ns_job_mode {
     NS_JOB_HYBRID,
 };
 
+/* What an answer's content has to be. */
+enum ns_job_form {
+    NS_JOB_FORM_ANY,
+    NS_JOB_FORM_OBJECT, /* a JSON object */
+    NS_JOB_FORM_SCHEMA, /* JSON that satisfies form_of */
+    NS_JOB_FORM_REGEX,  /* a match of the text form_of */
+    NS_JOB_FORM_CHOICE, /* one of the texts in the array form_of */
+};
+
 enum ns_job_task { NS_JOB_TASK_NONE, NS_JOB_TASK_CODE, NS_JOB_TASK_SUMMARIZE };
 
 struct ns_job_options { /* the server's limits; all zero is a good default */
@@ -103,6 +112,9 @@ struct ns_job {
     const json_t *messages; /* array; of NS_JOB_TASK_SUMMARIZE with the
                              * instruction already in it */
     const json_t *tools;    /* array; NULL: none, or tool_choice none */
+    enum ns_job_form form;
+    const json_t *form_of;
+    const char *form_path;  /* the field that gave it; NULL: none did */
     const json_t *metadata; /* object of texts, or NULL; for the result */
 
     bool has_max_tokens, has_temperature, has_top_p, has_seed;

@@ -519,18 +519,6 @@ take_tool_choice(struct ns_parse *p, const json_t *value, const char *path)
 }
 
 static enum ns_status
-take_response_format(struct ns_parse *p, const json_t *value, const char *path)
-{
-    const json_t *type = json_object_get(value, "type");
-
-    if (!json_is_object(value) || !json_is_string(type))
-        return ns_job_wrong_kind(p, value, path, "an object with a type");
-    if (strcmp(json_string_value(type), "text") == 0)
-        return NS_OK;
-    return ns_job_unsupported(p, path, "an answer in a given form");
-}
-
-static enum ns_status
 take_effort(struct ns_parse *p, const json_t *value, const char *path)
 {
     const char *word = json_string_value(value);
@@ -657,7 +645,12 @@ static const struct ns_job_field body_fields[] = {
     { "stop", take_stop },
     { "tools", take_tools },
     { "tool_choice", take_tool_choice },
-    { "response_format", take_response_format },
+    { "response_format", ns_job_take_response_format },
+    { "structured_outputs", ns_job_take_structured },
+    { "guided_json", ns_job_take_schema },
+    { "guided_regex", ns_job_take_regex },
+    { "guided_choice", ns_job_take_choice },
+    { "guided_grammar", ns_job_take_grammar },
     { "reasoning_effort", take_effort },
     { "metadata", take_metadata },
     { "nightshift", take_nightshift },

@@ -1,8 +1,8 @@
 /* job_private.h - what the parts of the job parser share.
  *
  * Private to job.c (the line, the ids, the whole), job_text.c (the bytes before
- * they are parsed), job_fields.c (the fields of `body`) and job_ours.c (those of
- * `nightshift`).
+ * they are parsed), job_fields.c (the fields of `body`), job_form.c (those that
+ * give the answer a form) and job_ours.c (those of `nightshift`).
  */
 #ifndef NS_CONNECTORS_JOB_PRIVATE_H
 #define NS_CONNECTORS_JOB_PRIVATE_H
@@ -33,6 +33,21 @@ enum ns_status ns_job_scan(const char *bytes, size_t length,
 /* Each takes every field of the object into the job. */
 enum ns_status ns_job_take_body(struct ns_parse *p, const json_t *body);
 enum ns_status ns_job_take_ours(struct ns_parse *p, const json_t *nightshift);
+
+/* job_form.c: each takes the form that its value gives the answer. */
+enum ns_status ns_job_take_response_format(struct ns_parse *p,
+                                           const json_t *value,
+                                           const char *path);
+enum ns_status ns_job_take_structured(struct ns_parse *p, const json_t *value,
+                                      const char *path);
+enum ns_status ns_job_take_schema(struct ns_parse *p, const json_t *value,
+                                  const char *path);
+enum ns_status ns_job_take_regex(struct ns_parse *p, const json_t *value,
+                                 const char *path);
+enum ns_status ns_job_take_choice(struct ns_parse *p, const json_t *value,
+                                  const char *path);
+enum ns_status ns_job_take_grammar(struct ns_parse *p, const json_t *value,
+                                   const char *path);
 
 /* Why `text` can not be an id or a name of at most that many bytes, or NULL. */
 const char *ns_job_bad_name(const char *text, size_t length, size_t most);

@@ -11,6 +11,7 @@
 
 #include "connectors/lines.h"
 #include "daemon/arguments.h"
+#include "daemon/form.h"
 #include "daemon/prepare.h"
 #include "engine/prompt.h"
 #include "engine/request.h"
@@ -116,6 +117,7 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     struct ns_pictures pictures = { 0 };
     struct ns_request request;
     struct ns_ids ids = { 0 }, draft = { 0 };
+    struct ns_grammar *grammar = NULL;
     enum ns_status status;
     enum ns_mode mode;
     bool in_thought;
@@ -145,12 +147,15 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     }
     if (status == NS_OK)
         status = ns_prepare_draft(job, v->tokenizer, &draft, err);
+    if (status == NS_OK)
+        status = ns_form_grammar(job, &grammar, err);
     request.draft = draft.id;
     request.n_draft = (uint32_t)draft.n;
     if (status == NS_OK)
         status = ns_request_check(
             model, ns_tokenizer_id(v->tokenizer, "<channel|>") >= 0, &request,
             err);
+    ns_grammar_destroy(grammar);
     ns_ids_fini(&ids);
     ns_ids_fini(&draft);
     ns_pictures_fini(&pictures);

@@ -53,6 +53,7 @@ ns_work_destroy(struct ns_work *work)
     ns_buf_fini(&work->reasoning);
     ns_buf_fini(&work->content);
     ns_pictures_fini(&work->pictures);
+    ns_grammar_destroy(work->grammar);
     ns_fetch_fini(&work->fetch);
     ns_ids_fini(&work->prompt);
     ns_ids_fini(&work->draft);

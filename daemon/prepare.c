@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/form.h"
 #include "engine/prompt.h"
 #include "engine/outlook.h"
 #include "engine/request.h"
@@ -279,6 +280,7 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
     if (status != NS_OK)
         return status;
     request->seed = work->claim.stored_seed;
+    request->grammar = work->grammar;
     request->draft = work->draft.id;
     request->n_draft = (uint32_t)work->draft.n;
     request->resume = work->claim.tokens;
@@ -371,6 +373,8 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     ns_ids_fini(&work->prompt); /* of an earlier try */
     ns_ids_fini(&work->draft);
     ns_pictures_fini(&work->pictures);
+    ns_grammar_destroy(work->grammar);
+    work->grammar = NULL;
     status = ns_references_load(&pipeline->options.references, work->job,
                                 ns_now_ms() - work->received_ms, &references,
                                 &work->error);
@@ -387,6 +391,8 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     if (status == NS_OK)
         status = ns_prepare_draft(work->job, tokenizer, &work->draft,
                                   &work->error);
+    if (status == NS_OK)
+        status = ns_form_grammar(work->job, &work->grammar, &work->error);
     if (status == NS_OK)
         status = fill_request(pipeline, work, in_thought, &work->error);
     ns_references_fini(&references);

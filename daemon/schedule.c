@@ -247,9 +247,18 @@ static void
 failed(struct schedule *schedule, struct ns_work *work,
        const struct ns_event *event)
 {
+    const struct ns_reply_text *reply = &event->reply;
+
     work->error = event->error;
     if (event->error.status == NS_REJECT) {
         ns_work_fail(schedule->pipeline, work, NS_RESULT_FAILED);
+        keep_cost(schedule, work, &event->usage);
+        /* What there is of an answer that is not whole, for a person. */
+        if (reply->content_length > 0 &&
+            copy_text(&work->detail, reply->content, reply->content_length)) {
+            work->result.detail = work->detail.data;
+            work->result.detail_length = work->detail.length;
+        }
         leave(schedule, work, NS_ON_UNFIT);
         return;
     }

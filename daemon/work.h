@@ -49,6 +49,7 @@ struct ns_work {
     struct ns_fetch fetch;       /* of its URLs, until they are decoded */
     struct ns_pictures pictures; /* owned; as the images below, of request */
     struct ns_request_image images[NS_JOB_IMAGES];
+    struct ns_grammar *grammar; /* owned; NULL: any text */
     struct ns_request request;
     struct ns_error error; /* refused, unfit or in trouble: why */
     struct ns_result result;

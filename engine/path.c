@@ -8,10 +8,13 @@
  */
 #include "engine/constraint_private.h"
 
-#include <string.h>
+#include <math.h>
 
 /* Below the last candidate, for what the model did not name. */
 static const float unnamed = 4.0f;
+/* What is so much less likely than the likeliest is not tried: a candidate of a
+ * position, and a way among those to a position. */
+static const float hopeless = 16.0f, lost = 48.0f;
 
 struct walk {
     struct ns_guide *guide;
@@ -88,7 +91,8 @@ step_from(const struct walk *walk, struct beam *to, const struct step *at,
     float highest = top[0].z, least = highest;
     uint32_t n = at->place == OVER ? 1 : NS_HEAD_TOP;
 
-    for (uint32_t i = 0; i < n && top[i].id >= 0; i++) {
+    for (uint32_t i = 0; i < n && top[i].id >= 0 &&
+                         top[i].z >= highest - hopeless; i++) {
         least = top[i].z;
         if (!go_on(walk, to, at, from, top[i].id, top[i].z - highest))
             return false;
@@ -109,9 +113,13 @@ find_path(void *ctx)
     beam.step[0] = (struct step){ .place = walk->guide->place };
     for (uint32_t p = 0; p < walk->length; p++) {
         struct beam next = { beam.step + NS_PATH_BEAM, 0 };
+        float most = -INFINITY;
 
         for (uint32_t i = 0; i < beam.n; i++)
-            if (!step_from(walk, &next, &beam.step[i], i, walk->top[p]))
+            most = fmaxf(most, beam.step[i].score);
+        for (uint32_t i = 0; i < beam.n; i++)
+            if (beam.step[i].score >= most - lost &&
+                !step_from(walk, &next, &beam.step[i], i, walk->top[p]))
                 return false;
         beam = next;
     }

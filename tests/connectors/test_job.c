@@ -237,10 +237,31 @@ static const struct bad {
       "body.modalities", "text", NULL },
     { LINE("\"functions\":[]"), "unsupported", "body.functions", "tools",
       NULL },
-    { LINE("\"response_format\":{\"type\":\"json_object\"}"), "unsupported",
-      "body.response_format", "form", NULL },
-    { LINE("\"response_format\":{\"type\":\"json_schema\"}"), "unsupported",
-      "body.response_format", "form", NULL },
+    { LINE("\"response_format\":{\"type\":\"grammar\"}"), "unsupported",
+      "body.response_format", "json_schema", "choice" },
+    { LINE("\"response_format\":{\"type\":\"json_schema\"}"), "bad_param",
+      "body.response_format.json_schema", "missing", NULL },
+    { LINE("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+           "{\"schema\":3}}"),
+      "bad_param", "body.response_format.json_schema.schema", "Schema", NULL },
+    { LINE("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+           "{\"name\":\"n\"}}"),
+      "bad_param", "body.response_format.json_schema.schema", "missing", NULL },
+    { LINE("\"response_format\":{\"type\":\"regex\"}"), "bad_param",
+      "body.response_format.regex", "missing", NULL },
+    { LINE("\"response_format\":{\"type\":\"choice\",\"choice\":[]}"),
+      "bad_param", "body.response_format.choice", "1 to 4096", NULL },
+    { LINE("\"guided_choice\":[\"a\",\"\"]"), "bad_param",
+      "body.guided_choice", "[1]", "empty" },
+    { LINE("\"guided_regex\":\"a\",\"guided_json\":{}"), "bad_param",
+      "body.guided_json", "guided_regex", "one" },
+    { LINE("\"structured_outputs\":{\"grammar\":\"root ::= x\"}"),
+      "unsupported", "body.structured_outputs.grammar", "notation", NULL },
+    { LINE("\"structured_outputs\":[]"), "bad_param",
+      "body.structured_outputs", "object", NULL },
+    { LINE("\"response_format\":{\"type\":\"json_object\"},\"tools\":"
+           "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
+      "unsupported", "body.response_format", "tools", NULL },
     { LINE("\"response_format\":\"text\""), "bad_param", "body.response_format",
       "text", "object" },
     { LINE("\"tool_choice\":\"required\""), "unsupported", "body.tool_choice",
@@ -410,6 +431,51 @@ a_message_over_the_limit_is_refused_before_parsing(void **state)
     assert_string_equal(err.code, "too_large");
     assert_non_null(strstr(err.text, "99999999"));
     ns_job_destroy(job);
+}
+
+static void
+a_form_arrives_by_any_of_its_names(void **state)
+{
+    static const struct {
+        const char *fields, *path;
+        enum ns_job_form form;
+    } forms[] = {
+        { "\"response_format\":{\"type\":\"json_object\"}",
+          "body.response_format", NS_JOB_FORM_OBJECT },
+        { "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":"
+          "{\"name\":\"n\",\"strict\":true,\"schema\":{\"type\":\"null\"}}}",
+          "body.response_format.json_schema.schema", NS_JOB_FORM_SCHEMA },
+        { "\"response_format\":{\"type\":\"regex\",\"regex\":\"a+\"}",
+          "body.response_format.regex", NS_JOB_FORM_REGEX },
+        { "\"response_format\":{\"type\":\"choice\",\"choice\":[\"a\"]}",
+          "body.response_format.choice", NS_JOB_FORM_CHOICE },
+        { "\"guided_json\":{}", "body.guided_json", NS_JOB_FORM_SCHEMA },
+        { "\"guided_regex\":\"x\"", "body.guided_regex",
+          NS_JOB_FORM_REGEX },
+        { "\"guided_choice\":[\"x\",\"y\"]", "body.guided_choice",
+          NS_JOB_FORM_CHOICE },
+        { "\"structured_outputs\":{\"json\":true}",
+          "body.structured_outputs.json", NS_JOB_FORM_SCHEMA },
+        { "\"structured_outputs\":{\"regex\":\"x\"}",
+          "body.structured_outputs.regex", NS_JOB_FORM_REGEX },
+        { "\"structured_outputs\":{\"json_object\":true}",
+          "body.structured_outputs.json_object", NS_JOB_FORM_OBJECT },
+        { "\"response_format\":{\"type\":\"text\"},\"tools\":[]", NULL,
+          NS_JOB_FORM_ANY },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        struct ns_job *job = accept(line_of(forms[i].fields, ""));
+
+        assert_int_equal(job->form, forms[i].form);
+        if (forms[i].path)
+            assert_string_equal(job->form_path, forms[i].path);
+        else
+            assert_null(job->form_path);
+        assert_int_equal(!!job->form_of, job->form > NS_JOB_FORM_OBJECT);
+        ns_job_destroy(job);
+    }
 }
 
 static void
@@ -917,6 +983,7 @@ main(void)
         cmocka_unit_test(no_bytes_cancel_the_job_of_the_key_where_that_is_meant),
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
         cmocka_unit_test(a_message_over_the_limit_is_refused_before_parsing),
+        cmocka_unit_test(a_form_arrives_by_any_of_its_names),
         cmocka_unit_test(every_field_arrives),
         cmocka_unit_test(a_tiny_top_p_is_still_one_in_floats),
         cmocka_unit_test(what_is_absent_or_null_is_not_there),
