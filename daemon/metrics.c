@@ -68,17 +68,17 @@ set(_Atomic uint64_t *number, uint64_t value)
 
 /* Codes of result rows and dead letters, as the other layers spell them. */
 static const char *const codes[] = {
-    "bad_base64", "bad_encoding", "bad_id", "bad_image", "bad_json", "bad_lz4",
-    "bad_param", "bad_text",
-    "bad_tool_call", "cancel", "cancelled", "document_broken", "document_hash",
-    "document_limit", "document_missing", "document_type", "duplicate_id",
-    "empty_prompt", "engine",
-    "expired", "grammar_incomplete", "grammar_limit", "id_conflict",
-    "image_limit", "image_type", "internal", "io", "missing_id",
-    "nan_logits", "out_of_memory", "over_context", "over_memory",
-    "path_denied", "result_too_large", "retries_exhausted", "stalled",
-    "tombstone", "too_large", "unknown_field", "unknown_model", "unstorable",
-    "unsupported", "url_denied", "url_disabled", "url_failed",
+    "bad_base64", "bad_encoding", "bad_id", "bad_image", "bad_json",
+    "bad_lz4", "bad_param", "bad_text", "bad_tool_call", "cancel",
+    "cancelled", "document_broken", "document_hash", "document_limit",
+    "document_missing", "document_type", "duplicate_id", "empty_prompt",
+    "engine", "expired", "grammar_incomplete", "grammar_limit",
+    "id_conflict", "image_limit", "image_type", "internal", "io",
+    "missing_id", "nan_logits", "out_of_memory", "over_context",
+    "over_memory", "path_denied", "result_too_large", "retries_exhausted",
+    "schema", "stalled", "tombstone", "too_large", "unknown_field",
+    "unknown_model", "unstorable", "unsupported", "url_denied",
+    "url_disabled", "url_failed",
 };
 enum { N_CODES = sizeof(codes) / sizeof(codes[0]) }; /* then: other */
 _Static_assert((int)N_CODES < (int)NS_METRICS_CODES,
