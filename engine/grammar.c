@@ -5,6 +5,7 @@
 
 #include "base/reader.h"
 #include "engine/program.h"
+#include "engine/regex.h"
 
 void
 ns_grammar_destroy(struct ns_grammar *grammar)
@@ -58,5 +59,31 @@ ns_grammar_choice(const char *const *choice, size_t n, struct ns_grammar **out,
         p, ns_program_choice(p, choice, n, ns_program_end(p, NS_OP_MATCH)), out,
         err);
     ns_program_destroy(p);
+    return status;
+}
+
+enum ns_status
+ns_grammar_regex(const char *pattern, size_t length, struct ns_grammar **out,
+                 struct ns_error *err)
+{
+    struct ns_program *p = NULL;
+    struct ns_regex *regex;
+    enum ns_status status = ns_regex_parse(pattern, length, &regex, err);
+    uint32_t first = NS_PROGRAM_FAIL;
+
+    if (status != NS_OK)
+        return status;
+    p = ns_program_create();
+    if (!p) {
+        status = ns_fail(err, NS_FATAL, "out of memory compiling a grammar");
+        goto out;
+    }
+    status =
+        ns_regex_bytes(regex, p, ns_program_end(p, NS_OP_MATCH), &first, err);
+    if (status == NS_OK)
+        status = ns_program_link(p, first, out, err);
+out:
+    ns_program_destroy(p);
+    ns_regex_destroy(regex);
     return status;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/json.h"
 #include "engine/schema_private.h"
 
 /* --- failures and memory */
@@ -43,15 +42,15 @@ bool
 ns_compile_refuse(struct ns_compile *c, const char *code, const json_t *schema,
                   const char *keyword, const char *what)
 {
-    char place[160] = "";
+    char place[160] = "", shown[48];
 
     /* Of a schema that was made on the way there is no place. */
     find_place(c->root, schema, place, sizeof(place), 0);
-    for (char *at = place; *at; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7f)
-            *at = '?';
-    c->status = ns_refuse(c->err, code, keyword, "schema#%s: %s: %.160s", place,
-                          keyword, what);
+    snprintf(shown, sizeof(shown), "%s", keyword);
+    ns_schema_clean(place);
+    ns_schema_clean(shown);
+    c->status = ns_refuse(c->err, code, shown, "schema#%s: %s: %.160s", place,
+                          shown, what);
     return false;
 }
 

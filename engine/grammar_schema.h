@@ -7,12 +7,16 @@
  *
  * A goal is taken apart (grammar_expand.c) into *options*: allOf and `$ref`
  * join schemas, anyOf makes one option of each of its own, and oneOf, not and
- * if are turned into those by negation where a schema has one. An option is a
+ * if are turned into those by negation (grammar_negate.c) where a schema has
+ * one. An option is a
  * list of schemas of which only the keywords that speak of the value itself
- * are left to look at; grammar_shape.c reads them by type, grammar_schema.c
- * writes the program.
+ * are left to look at; grammar_shape.c and grammar_members.c read them by kind
+ * of value, and grammar_schema.c writes the program.
  *
- * Private to these three.
+ * A function that returns false has failed: ns_compile.status says how.
+ *
+ * Private to grammar_schema.c, _expand.c, _negate.c, _shape.c, _members.c and
+ * _nothing.c.
  */
 #ifndef NS_ENGINE_GRAMMAR_SCHEMA_H
 #define NS_ENGINE_GRAMMAR_SCHEMA_H
@@ -23,12 +27,12 @@
 #include "engine/grammar_json.h"
 
 enum {
-    NS_SCHEMA_OPTIONS = 1 << 10,      /* of one goal */
-    NS_SCHEMA_GOALS = 1 << 14,        /* of one document */
-    NS_SCHEMA_IN_PLACE = 64,          /* allOf in anyOf in $ref in ... */
-    NS_SCHEMA_NESTED = 8,             /* oneOf in oneOf, while it is decided */
-    NS_SCHEMA_PATTERNS = 12,          /* patternProperties of one goal */
-    NS_SCHEMA_MEMORY = 64 << 20,      /* of one compilation */
+    NS_SCHEMA_OPTIONS = 1 << 10, /* of one goal */
+    NS_SCHEMA_GOALS = 1 << 14,   /* of one document */
+    NS_SCHEMA_IN_PLACE = 64,     /* allOf in anyOf in $ref in ... */
+    NS_SCHEMA_NESTED = 8,        /* oneOf in oneOf, while it is decided */
+    NS_SCHEMA_PATTERNS = 12,     /* patternProperties of one goal */
+    NS_SCHEMA_MEMORY = 64 << 20, /* of one compilation */
 };
 
 /* Kinds of values, as bits. Numbers are whole or not. */
@@ -64,10 +68,14 @@ struct ns_options {
     uint32_t n, capacity;
 };
 
-/* What was made from a schema of the document: its negation, and so on. */
+/* A schema that was made from one of the document: what refuses all that it
+ * accepts and accepts the rest; it without what stands in place of others; its
+ * dependents as alternatives. */
+enum ns_made_kind { NS_MADE_NEGATION, NS_MADE_BARE, NS_MADE_DEPENDENT };
+
 struct ns_made {
     const json_t *from;
-    int kind;
+    enum ns_made_kind kind;
     json_t *schema; /* owned, NULL: there is none */
 };
 
@@ -82,7 +90,7 @@ struct ns_compile {
     struct ns_table goals; /* of goal + 1 */
     struct ns_made *made;
     uint32_t n_made, made_capacity;
-    struct ns_table made_index; /* of made + 1 */
+    struct ns_table made_index;             /* of made + 1 */
     const json_t *open[NS_SCHEMA_IN_PLACE]; /* being taken apart */
     unsigned n_open, n_nested;
     struct ns_languages patterns;
@@ -106,7 +114,22 @@ bool ns_goal_add(struct ns_compile *c, struct ns_goal *goal,
 
 bool ns_compile_options(struct ns_compile *c, const struct ns_goal *goal,
                         struct ns_options *out);
+
+/* --- grammar_negate.c: each is made once, so that goals stay few */
+
+/* NULL the first time. Good until the next one is kept. */
+struct ns_made *ns_made_find(struct ns_compile *c, const json_t *from,
+                             enum ns_made_kind kind);
+/* Takes `schema`; NULL: there is none. */
+bool ns_made_keep(struct ns_compile *c, const json_t *from,
+                  enum ns_made_kind kind, json_t *schema);
+/* A schema of all that `schema` refuses; *out is NULL where there is none. */
+bool ns_made_negation(struct ns_compile *c, const json_t *schema,
+                      const json_t **out);
 void ns_made_fini(struct ns_compile *c);
+
+/* Takes `part`; false when memory has run out. */
+bool ns_json_append(json_t *list, json_t *part);
 
 /* --- grammar_shape.c */
 
@@ -133,6 +156,14 @@ bool ns_option_strings(struct ns_compile *c, const struct ns_option *option,
 bool ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
                      struct ns_language **out);
 
+/* Passes on how making a language went: a failure names the keyword. */
+bool ns_compile_language(struct ns_compile *c, const json_t *schema,
+                         const char *keyword, enum ns_status status);
+/* Cuts *all down by another language, which it takes. */
+bool ns_compile_cut(struct ns_compile *c, struct ns_language **all,
+                    enum ns_language_op op, struct ns_language *other,
+                    const json_t *schema, const char *keyword);
+
 /* min... and max... of arrays and objects; UINT32_MAX is no limit. */
 void ns_option_sizes(const struct ns_option *option, const char *least,
                      const char *most, uint32_t *min, uint32_t *max);
@@ -141,6 +172,8 @@ void ns_option_sizes(const struct ns_option *option, const char *least,
 uint32_t ns_option_prefix(const struct ns_option *option);
 bool ns_option_item(struct ns_compile *c, const struct ns_option *option,
                     uint32_t index, struct ns_goal *out);
+
+/* --- grammar_members.c */
 
 struct ns_name {
     const char *name;
@@ -163,6 +196,8 @@ bool ns_option_others(struct ns_compile *c, const struct ns_option *option,
                       const struct ns_name *name, uint32_t n_names,
                       struct ns_others *out, uint32_t *n);
 enum { NS_OTHERS = 64 }; /* room that `out` has */
+
+/* --- grammar_nothing.c */
 
 /* Nothing satisfies it, for certain; false means no more than that it was
  * not seen. Looks `depth` levels into arrays and objects. */

@@ -6,6 +6,10 @@
 
 /* --- values that are listed */
 
+/* How deep a list is looked for in what schemas join. One that lies deeper is
+ * found as well, when they are taken apart. */
+enum { LIST_DEPTH = 4 };
+
 /* The first enum or const in a schema or in what it joins; *where: the schema
  * that has it. */
 static bool
@@ -20,6 +24,10 @@ find_list(struct ns_compile *c, const json_t *schema, unsigned depth,
 
     if (*out || depth == 0)
         return true;
+    if (!ns_program_step(c->p)) {
+        c->status = ns_program_check(c->p, c->err);
+        return false;
+    }
     if (value || list) {
         *where = schema;
         *out = value ? json_pack("[O]", value) : json_incref(list);
@@ -114,7 +122,7 @@ ns_goal_values(struct ns_compile *c, const struct ns_goal *goal, json_t **out)
 
     *out = NULL;
     for (uint32_t i = 0; i < goal->n && fine; i++)
-        fine = find_list(c, goal->schema[i], NS_SCHEMA_IN_PLACE, &list, &where);
+        fine = find_list(c, goal->schema[i], LIST_DEPTH, &list, &where);
     if (!fine || !list)
         return fine;
     fine = json_is_array(list)
@@ -294,9 +302,9 @@ ns_option_sizes(const struct ns_option *option, const char *least,
     }
 }
 
-static bool
-in_pattern(struct ns_compile *c, const json_t *schema, const char *keyword,
-           enum ns_status status)
+bool
+ns_compile_language(struct ns_compile *c, const json_t *schema,
+                    const char *keyword, enum ns_status status)
 {
     char what[sizeof(c->err->text)];
 
@@ -310,10 +318,10 @@ in_pattern(struct ns_compile *c, const json_t *schema, const char *keyword,
     return ns_compile_refuse(c, c->err->code, schema, keyword, what);
 }
 
-/* Cuts *all down by another language; takes that one. */
-static bool
-cut(struct ns_compile *c, struct ns_language **all, enum ns_language_op op,
-    struct ns_language *other, const json_t *schema, const char *keyword)
+bool
+ns_compile_cut(struct ns_compile *c, struct ns_language **all,
+               enum ns_language_op op, struct ns_language *other,
+               const json_t *schema, const char *keyword)
 {
     struct ns_language *both = NULL;
     enum ns_status status;
@@ -325,7 +333,7 @@ cut(struct ns_compile *c, struct ns_language **all, enum ns_language_op op,
     status = ns_language_combine(*all, op, other, &both, c->err);
     ns_language_destroy(other);
     if (status != NS_OK)
-        return in_pattern(c, schema, keyword, status);
+        return ns_compile_language(c, schema, keyword, status);
     ns_language_destroy(*all);
     *all = both;
     return true;
@@ -343,8 +351,8 @@ texts_of(struct ns_compile *c, const json_t *list, struct ns_language **out)
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_is_string(json_array_get(list, i)))
             text[n++] = json_string_value(json_array_get(list, i));
-    return in_pattern(c, c->root, "enum",
-                      ns_language_texts(text, n, out, c->err));
+    return ns_compile_language(c, c->root, "enum",
+                               ns_language_texts(text, n, out, c->err));
 }
 
 /* By `pattern`, `format` or `enum` of `schema`, which stands in `around`. */
@@ -360,11 +368,12 @@ cut_by(struct ns_compile *c, struct ns_language **all, enum ns_language_op op,
     uint32_t most;
 
     if (pattern) {
-        if (!in_pattern(c, around, "pattern",
-                        ns_language_pattern(json_string_value(pattern),
-                                            json_string_length(pattern), &other,
-                                            c->err)) ||
-            !cut(c, all, op, other, around, "pattern"))
+        if (!ns_compile_language(
+                c, around, "pattern",
+                ns_language_pattern(json_string_value(pattern),
+                                    json_string_length(pattern), &other,
+                                    c->err)) ||
+            !ns_compile_cut(c, all, op, other, around, "pattern"))
             return false;
     }
     if (format) {
@@ -374,26 +383,28 @@ cut_by(struct ns_compile *c, struct ns_language **all, enum ns_language_op op,
         if (!text)
             return ns_compile_refuse(c, "unsupported", around, "format",
                                      "it is not known here");
-        if (!in_pattern(
+        if (!ns_compile_language(
                 c, around, "format",
                 ns_language_pattern(text, strlen(text), &other, c->err)))
             return false;
         if (most != UINT32_MAX) {
-            if (!in_pattern(c, around, "format",
-                            ns_language_length(0, most, &length, c->err)) ||
-                !cut(c, &other, NS_LANGUAGE_BOTH, length, around, "format")) {
+            if (!ns_compile_language(
+                    c, around, "format",
+                    ns_language_length(0, most, &length, c->err)) ||
+                !ns_compile_cut(c, &other, NS_LANGUAGE_BOTH, length, around,
+                                "format")) {
                 ns_language_destroy(other);
                 return false;
             }
         }
-        if (!cut(c, all, op, other, around, "format"))
+        if (!ns_compile_cut(c, all, op, other, around, "format"))
             return false;
     }
     /* Only what is turned around lists texts here: an enum of the schema
      * itself would have been taken value by value. */
     if (list && op == NS_LANGUAGE_FIRST_ONLY)
         return texts_of(c, list, &other) &&
-               cut(c, all, op, other, around, "not");
+               ns_compile_cut(c, all, op, other, around, "not");
     return true;
 }
 
@@ -412,11 +423,13 @@ ns_option_strings(struct ns_compile *c, const struct ns_option *option,
     if (fine && (!all || min > 0 || max != UINT32_MAX)) {
         struct ns_language *length = NULL;
 
-        fine = in_pattern(c, option->of.n ? option->of.schema[0] : c->root,
-                          "maxLength",
-                          ns_language_length(min, max, &length, c->err)) &&
-               cut(c, &all, NS_LANGUAGE_BOTH, length,
-                   option->of.n ? option->of.schema[0] : c->root, "maxLength");
+        fine =
+            ns_compile_language(
+                c, option->of.n ? option->of.schema[0] : c->root, "maxLength",
+                ns_language_length(min, max, &length, c->err)) &&
+            ns_compile_cut(c, &all, NS_LANGUAGE_BOTH, length,
+                           option->of.n ? option->of.schema[0] : c->root,
+                           "maxLength");
     }
     for (uint32_t i = 0; i < option->of.n && fine; i++) {
         const json_t *not = json_object_get(option->of.schema[i], "not");
@@ -442,8 +455,8 @@ ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
     bool fine = ns_compile_options(c, goal, &options);
 
     if (fine) /* none, so far */
-        fine = in_pattern(c, c->root, "propertyNames",
-                          ns_language_texts(NULL, 0, &all, c->err));
+        fine = ns_compile_language(c, c->root, "propertyNames",
+                                   ns_language_texts(NULL, 0, &all, c->err));
     for (uint32_t i = 0; i < options.n && fine; i++) {
         const struct ns_option *option = &options.option[i];
         struct ns_language *one = NULL;
@@ -461,8 +474,8 @@ ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
         else if (fine && (kinds & NS_KIND_STRING))
             fine = ns_option_strings(c, option, &one);
         if (fine && one)
-            fine =
-                cut(c, &all, NS_LANGUAGE_EITHER, one, c->root, "propertyNames");
+            fine = ns_compile_cut(c, &all, NS_LANGUAGE_EITHER, one, c->root,
+                                  "propertyNames");
         json_decref(values);
     }
     if (fine)
@@ -505,436 +518,4 @@ ns_option_item(struct ns_compile *c, const struct ns_option *option,
             return false;
     }
     return true;
-}
-
-/* --- objects */
-
-/* Whether the pattern of a patternProperties finds a name. */
-static bool
-finds(struct ns_compile *c, const json_t *schema, const char *pattern,
-      const char *name, bool *out)
-{
-    const struct ns_language *language;
-
-    if (!in_pattern(c, schema, "patternProperties",
-                    ns_languages_get(&c->patterns, pattern, strlen(pattern),
-                                     &language, c->err)))
-        return false;
-    *out = ns_language_has(language, name, strlen(name));
-    return true;
-}
-
-/* What one schema asks of the value under a name. */
-static bool
-add_member(struct ns_compile *c, struct ns_goal *goal, const json_t *schema,
-           const char *name)
-{
-    json_t *patterns = json_object_get(schema, "patternProperties");
-    const json_t *own =
-        json_object_get(json_object_get(schema, "properties"), name);
-    const json_t *other = json_object_get(schema, "additionalProperties");
-    bool spoken_of = own != NULL;
-
-    if (own && !ns_goal_add(c, goal, own))
-        return false;
-    for (void *i = json_object_iter(patterns); i;
-         i = json_object_iter_next(patterns, i)) {
-        bool found;
-
-        if (!finds(c, schema, json_object_iter_key(i), name, &found))
-            return false;
-        spoken_of |= found;
-        if (found && !ns_goal_add(c, goal, json_object_iter_value(i)))
-            return false;
-    }
-    return spoken_of || !other || ns_goal_add(c, goal, other);
-}
-
-static bool
-is_a_name(struct ns_compile *c, const json_t *schema, const char *name,
-          bool *allowed)
-{
-    const json_t *names = json_object_get(schema, "propertyNames");
-    json_t *value;
-
-    if (!names || !*allowed)
-        return true;
-    value = json_string(name);
-    if (!value)
-        return ns_compile_no_memory(c);
-    c->status =
-        ns_schema_check_part(c->root, names, value, &c->patterns, c->err);
-    json_decref(value);
-    if (c->status == NS_REJECT && strcmp(c->err->code, "schema") == 0) {
-        c->status = NS_OK;
-        *allowed = false;
-    }
-    return c->status == NS_OK;
-}
-
-static struct ns_name *
-find_name(struct ns_compile *c, struct ns_table *known, struct ns_name *all,
-          uint32_t *n, const char *name)
-{
-    uint32_t hash = ns_table_hash(name, strlen(name)), number;
-    size_t i;
-
-    for (i = ns_table_first(known, hash);
-         (number = ns_table_at(known, &i, hash)) != 0;)
-        if (strcmp(all[number - 1].name, name) == 0)
-            return &all[number - 1];
-    if (!ns_table_reserve(known)) {
-        ns_compile_no_memory(c);
-        return NULL;
-    }
-    all[*n] = (struct ns_name){ .name = name, .allowed = true };
-    ns_table_put(known, hash, ++*n);
-    return &all[*n - 1];
-}
-
-bool
-ns_option_names(struct ns_compile *c, const struct ns_option *option,
-                struct ns_name **out, uint32_t *n)
-{
-    struct ns_table known = { 0 };
-    struct ns_name *all, *one;
-    size_t most = 0;
-    bool fine = true;
-
-    *n = 0;
-    for (uint32_t i = 0; i < option->of.n; i++) {
-        const json_t *schema = option->of.schema[i];
-
-        most += json_object_size(json_object_get(schema, "properties")) +
-                json_array_size(json_object_get(schema, "required"));
-    }
-    all = *out = ns_compile_array(c, most + 1, sizeof(*all));
-    if (!all)
-        return false;
-    for (uint32_t i = 0; i < option->of.n && fine; i++) {
-        json_t *named = json_object_get(option->of.schema[i], "properties");
-
-        for (void *k = json_object_iter(named); k && fine;
-             k = json_object_iter_next(named, k))
-            fine =
-                find_name(c, &known, all, n, json_object_iter_key(k)) != NULL;
-    }
-    for (uint32_t i = 0; i < option->of.n && fine; i++) {
-        const json_t *names = json_object_get(option->of.schema[i], "required");
-
-        for (size_t k = 0; k < json_array_size(names) && fine; k++) {
-            one = find_name(c, &known, all, n,
-                            json_string_value(json_array_get(names, k)));
-            fine = one != NULL;
-            if (one)
-                one->required = true;
-        }
-    }
-    ns_table_fini(&known);
-    for (uint32_t k = 0; k < *n && fine; k++)
-        for (uint32_t i = 0; i < option->of.n && fine; i++)
-            fine = add_member(c, &all[k].goal, option->of.schema[i],
-                              all[k].name) &&
-                   is_a_name(c, option->of.schema[i], all[k].name,
-                             &all[k].allowed);
-    for (uint32_t k = 0; k < *n && fine; k++)
-        all[k].allowed &= !all[k].goal.nothing;
-    return fine;
-}
-
-/* A pattern of a patternProperties, and the schema that has it. */
-struct pattern {
-    uint32_t schema;
-    const char *text;
-    const json_t *value;
-};
-
-/* Names by which of the patterns they match, as bits. */
-struct cell {
-    struct ns_language *names;
-    uint32_t matched;
-};
-
-/* Halves every cell by one pattern; what is empty goes. */
-static bool
-split_cells(struct ns_compile *c, struct cell *cell, uint32_t *n,
-            uint32_t number, const struct ns_language *pattern,
-            const json_t *schema)
-{
-    static const enum ns_language_op half[] = { NS_LANGUAGE_BOTH,
-                                                NS_LANGUAGE_FIRST_ONLY };
-    struct cell parts[2 * NS_OTHERS] = { 0 };
-    uint32_t n_parts = 0;
-    bool fine = true;
-
-    for (uint32_t i = 0; i < *n; i++)
-        for (uint32_t k = 0; k < 2 && fine; k++) {
-            struct cell *part = &parts[n_parts];
-
-            fine =
-                in_pattern(c, schema, "patternProperties",
-                           ns_language_combine(cell[i].names, half[k], pattern,
-                                               &part->names, c->err));
-            part->matched = cell[i].matched | (k == 0) << number;
-            if (fine && ns_language_is_empty(part->names))
-                ns_language_destroy(part->names);
-            else if (fine)
-                n_parts++;
-        }
-    for (uint32_t i = 0; i < *n; i++)
-        ns_language_destroy(cell[i].names);
-    *n = n_parts < NS_OTHERS ? n_parts : NS_OTHERS;
-    memcpy(cell, parts, *n * sizeof(*cell));
-    for (uint32_t i = *n; i < n_parts; i++)
-        ns_language_destroy(parts[i].names);
-    if (fine && n_parts > NS_OTHERS)
-        fine =
-            ns_compile_refuse(c, "grammar_limit", schema, "patternProperties",
-                              "its patterns meet in more than 64 ways");
-    return fine;
-}
-
-/* All names but the declared ones, that `propertyNames` lets through. */
-static bool
-other_names(struct ns_compile *c, const struct ns_option *option,
-            const struct ns_name *name, uint32_t n_names,
-            struct ns_language **out)
-{
-    const char **text = ns_compile_array(c, n_names + 1, sizeof(*text));
-    struct ns_language *all = NULL, *other = NULL;
-    bool fine = text != NULL;
-
-    for (uint32_t i = 0; i < n_names && fine; i++)
-        text[i] = name[i].name;
-    fine = fine &&
-           in_pattern(c, c->root, "properties",
-                      ns_language_length(0, UINT32_MAX, &all, c->err)) &&
-           (n_names == 0 ||
-            (in_pattern(c, option->of.schema[0], "properties",
-                        ns_language_texts(text, n_names, &other, c->err)) &&
-             cut(c, &all, NS_LANGUAGE_FIRST_ONLY, other, option->of.schema[0],
-                 "properties")));
-    for (uint32_t i = 0; i < option->of.n && fine; i++) {
-        const json_t *names =
-            json_object_get(option->of.schema[i], "propertyNames");
-        struct ns_goal goal = { 0 };
-
-        if (names)
-            fine = ns_goal_add(c, &goal, names) &&
-                   (goal.nothing
-                        ? in_pattern(c, c->root, "propertyNames",
-                                     ns_language_texts(NULL, 0, &other, c->err))
-                        : ns_goal_strings(c, &goal, &other)) &&
-                   cut(c, &all, NS_LANGUAGE_BOTH, other, option->of.schema[i],
-                       "propertyNames");
-    }
-    if (fine)
-        *out = all;
-    else
-        ns_language_destroy(all);
-    return fine;
-}
-
-/* What all schemas ask of a value whose name matches those patterns. */
-static bool
-cell_goal(struct ns_compile *c, const struct ns_option *option,
-          const struct pattern *pattern, uint32_t n_patterns, uint32_t matched,
-          struct ns_goal *goal)
-{
-    memset(goal, 0, sizeof(*goal));
-    for (uint32_t i = 0; i < option->of.n; i++) {
-        const json_t *other =
-            json_object_get(option->of.schema[i], "additionalProperties");
-        bool spoken_of = false;
-
-        for (uint32_t k = 0; k < n_patterns; k++) {
-            if (pattern[k].schema != i || !(matched >> k & 1))
-                continue;
-            spoken_of = true;
-            if (!ns_goal_add(c, goal, pattern[k].value))
-                return false;
-        }
-        if (!spoken_of && other && !ns_goal_add(c, goal, other))
-            return false;
-    }
-    return true;
-}
-
-bool
-ns_option_others(struct ns_compile *c, const struct ns_option *option,
-                 const struct ns_name *name, uint32_t n_names,
-                 struct ns_others *out, uint32_t *n)
-{
-    struct pattern pattern[NS_SCHEMA_PATTERNS] = { 0 };
-    struct cell cell[NS_OTHERS] = { 0 };
-    uint32_t n_patterns = 0, n_cells = 0;
-    struct ns_goal plain;
-    bool fine = true;
-
-    *n = 0;
-    for (uint32_t i = 0; i < option->of.n; i++) {
-        json_t *patterns =
-            json_object_get(option->of.schema[i], "patternProperties");
-
-        for (void *k = json_object_iter(patterns); k;
-             k = json_object_iter_next(patterns, k)) {
-            if (n_patterns == NS_SCHEMA_PATTERNS)
-                return ns_compile_refuse(
-                    c, "grammar_limit", option->of.schema[i],
-                    "patternProperties", "more than 12 patterns");
-            pattern[n_patterns++] =
-                (struct pattern){ i, json_object_iter_key(k),
-                                  json_object_iter_value(k) };
-        }
-    }
-    if (!cell_goal(c, option, pattern, 0, 0, &plain))
-        return false;
-    if (n_patterns == 0 && plain.nothing)
-        return true; /* none but the declared: the usual case */
-    fine = other_names(c, option, name, n_names, &cell[0].names);
-    n_cells = fine;
-    for (uint32_t k = 0; k < n_patterns && fine; k++) {
-        const struct ns_language *language;
-        const json_t *schema = option->of.schema[pattern[k].schema];
-
-        fine = in_pattern(c, schema, "patternProperties",
-                          ns_languages_get(&c->patterns, pattern[k].text,
-                                           strlen(pattern[k].text), &language,
-                                           c->err)) &&
-               split_cells(c, cell, &n_cells, k, language, schema);
-    }
-    for (uint32_t i = 0; i < n_cells; i++) {
-        struct ns_others *one = &out[*n];
-
-        fine = fine && cell_goal(c, option, pattern, n_patterns,
-                                 cell[i].matched, &one->goal);
-        if (fine && !one->goal.nothing &&
-            !ns_language_is_empty(cell[i].names)) {
-            one->names = cell[i].names;
-            ++*n;
-        } else {
-            ns_language_destroy(cell[i].names);
-        }
-    }
-    if (!fine)
-        while (*n > 0)
-            ns_language_destroy(out[--*n].names);
-    return fine;
-}
-
-/* --- is there anything at all? */
-
-static bool
-numbers_are_none(struct ns_compile *c, const struct ns_option *option,
-                 unsigned kinds)
-{
-    struct ns_option_numbers numbers;
-    int order;
-
-    if (!ns_option_numbers(c, option, kinds, &numbers) || !numbers.limits.low ||
-        !numbers.limits.high)
-        return false;
-    order = ns_decimal_compare(&numbers.low, &numbers.high);
-    return order > 0 || (order == 0 &&
-                         (numbers.limits.low_open || numbers.limits.high_open));
-}
-
-static bool
-strings_are_none(struct ns_compile *c, const struct ns_option *option)
-{
-    struct ns_language *language = NULL;
-    bool none;
-
-    if (!ns_option_strings(c, option, &language))
-        return false;
-    none = ns_language_is_empty(language);
-    ns_language_destroy(language);
-    return none;
-}
-
-static bool
-arrays_are_none(struct ns_compile *c, const struct ns_option *option,
-                unsigned depth)
-{
-    uint32_t min, max, prefix = ns_option_prefix(option);
-    struct ns_goal goal;
-
-    ns_option_sizes(option, "minItems", "maxItems", &min, &max);
-    if (min > max)
-        return true;
-    for (uint32_t i = 0; i < min && i <= prefix && depth > 0; i++)
-        if (ns_option_item(c, option, i, &goal) &&
-            ns_goal_is_nothing(c, &goal, depth - 1))
-            return true;
-    return false;
-}
-
-static bool
-objects_are_none(struct ns_compile *c, const struct ns_option *option,
-                 unsigned depth)
-{
-    uint32_t min, max, n;
-    struct ns_name *name;
-
-    ns_option_sizes(option, "minProperties", "maxProperties", &min, &max);
-    if (min > max)
-        return true;
-    if (!ns_option_names(c, option, &name, &n))
-        return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (name[i].required &&
-            (!name[i].allowed ||
-             (depth > 0 && ns_goal_is_nothing(c, &name[i].goal, depth - 1))))
-            return true;
-    return false;
-}
-
-static bool
-option_is_nothing(struct ns_compile *c, const struct ns_option *option,
-                  unsigned depth)
-{
-    json_t *values = NULL;
-    unsigned kinds;
-    bool none;
-
-    if (!ns_goal_values(c, &option->of, &values))
-        return false;
-    if (values) {
-        none = json_array_size(values) == 0;
-        json_decref(values);
-        return none;
-    }
-    if (!ns_option_kinds(c, option, &kinds) ||
-        (kinds & (NS_KIND_NULL | NS_KIND_BOOLEAN)))
-        return false;
-    return (!(kinds & NS_KIND_NUMBER) || numbers_are_none(c, option, kinds)) &&
-           (!(kinds & NS_KIND_STRING) || strings_are_none(c, option)) &&
-           (!(kinds & NS_KIND_ARRAY) || arrays_are_none(c, option, depth)) &&
-           (!(kinds & NS_KIND_OBJECT) || objects_are_none(c, option, depth));
-}
-
-bool
-ns_goal_is_nothing(struct ns_compile *c, const struct ns_goal *goal,
-                   unsigned depth)
-{
-    struct ns_options options;
-    struct ns_error *err = c->err, own;
-    bool nothing = true;
-
-    if (goal->nothing)
-        return true;
-    /* What cannot be told is no failure: it is not known to be nothing. */
-    c->err = &own;
-    if (ns_compile_options(c, goal, &options))
-        for (uint32_t i = 0; i < options.n && nothing; i++)
-            nothing = option_is_nothing(c, &options.option[i], depth) &&
-                      c->status == NS_OK;
-    c->err = err;
-    if (c->status == NS_REJECT) {
-        c->status = NS_OK;
-        return false;
-    }
-    if (c->status != NS_OK)
-        *err = own;
-    return nothing;
 }

@@ -702,29 +702,3 @@ ns_regex_code_points(const struct ns_regex *regex, struct ns_program *p,
 
     return write_node(&w, regex->root, true, true, next);
 }
-
-enum ns_status
-ns_grammar_regex(const char *pattern, size_t length, struct ns_grammar **out,
-                 struct ns_error *err)
-{
-    struct ns_program *p = NULL;
-    struct ns_regex *regex;
-    enum ns_status status = ns_regex_parse(pattern, length, &regex, err);
-    uint32_t first = NS_PROGRAM_FAIL;
-
-    if (status != NS_OK)
-        return status;
-    p = ns_program_create();
-    if (!p) {
-        status = ns_fail(err, NS_FATAL, "out of memory compiling a grammar");
-        goto out;
-    }
-    status =
-        ns_regex_bytes(regex, p, ns_program_end(p, NS_OP_MATCH), &first, err);
-    if (status == NS_OK)
-        status = ns_program_link(p, first, out, err);
-out:
-    ns_program_destroy(p);
-    ns_regex_destroy(regex);
-    return status;
-}

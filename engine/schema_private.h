@@ -27,12 +27,21 @@ int ns_json_compare(const json_t *a, const json_t *b);
 /* A count: a whole number from 0 up, 2 or 2.0; false for anything else. */
 bool ns_json_count(const json_t *value, uint32_t *out);
 
+/* Whether `value` is a multiple of `of`, by their decimal digits: 0.0075 is one
+ * of 0.0001. False when the two are too many digits apart to tell. */
+bool ns_json_multiple(const json_t *value, const json_t *of, bool *out);
+
 /* The schema that a `$ref` names: "#", "#/a/b", "#anchor", each also behind
  * the root's own "$id". NS_REJECT for all others. */
 enum ns_status ns_schema_resolve(const json_t *root, const json_t *ref,
                                  const json_t **out, struct ns_error *err);
 
-/* Says no more than it is: title, examples and the like. */
+/* Makes text of a schema or a value fit for an error, in place: whole
+ * characters, where it was cut, and `?` for controls. */
+void ns_schema_clean(char *text);
+
+/* Says no more than it is: title, examples and the like, those of OpenAPI, and
+ * whatever begins with x-. */
 bool ns_schema_is_note(const char *keyword);
 
 /* The value of a `$schema`: a draft, and not a vocabulary of someone's own. */

@@ -1,21 +1,31 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/reader.h"
 #include "engine/json.h"
 #include "engine/schema_private.h"
+
+void
+ns_schema_clean(char *text)
+{
+    text[ns_utf8_span(text, strlen(text))] = '\0';
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
 
 bool
 ns_schema_is_note(const char *keyword)
 {
     static const char *const note[] = {
-        "title",          "description",      "default",
-        "examples",       "$comment",         "$schema",
-        "$defs",          "definitions",      "deprecated",
-        "readOnly",       "writeOnly",        "$anchor",
-        "$dynamicAnchor", "contentMediaType", "contentEncoding",
-        "contentSchema",
+        "title", "description", "default", "examples", "$comment", "$schema",
+        "$defs", "definitions", "deprecated", "readOnly", "writeOnly",
+        "$anchor", "$dynamicAnchor", "contentMediaType", "contentEncoding",
+        "contentSchema", "example", "externalDocs", "xml", "discriminator",
     };
 
+    if (strncmp(keyword, "x-", 2) == 0)
+        return true;
     for (size_t i = 0; i < sizeof(note) / sizeof(*note); i++)
         if (strcmp(note[i], keyword) == 0)
             return true;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/reader.h"
 #include "engine/decimal.h"
 #include "engine/schema.h"
 #include "tests/engine/machine.h"
@@ -839,6 +840,41 @@ the_validator_names_the_place_and_the_keyword(void **state)
     }
 }
 
+/* A result row takes well-formed UTF-8 alone, however long a name is. */
+static void
+an_error_is_text_wherever_it_is_cut(void **state)
+{
+    (void)state;
+    for (size_t shift = 0; shift < 4; shift++) {
+        char name[512] = "ab\x01\n";
+        json_t *schema, *value;
+        struct ns_grammar *grammar;
+        struct ns_error err;
+
+        name[shift] = '\0';
+        while (strlen(name) < 400)
+            strcat(name, "\xf0\x9f\x98\x80");
+        schema = json_pack("{s:{s:{s:i}}}", "properties", name, name, 1);
+        value = json_pack("{s:i}", name, 1);
+        assert_int_equal(ns_grammar_json_schema(schema, &grammar, &err),
+                         NS_REJECT);
+        assert_int_equal(ns_utf8_span(err.text, strlen(err.text)),
+                         strlen(err.text));
+        assert_int_equal(ns_utf8_span(err.param, strlen(err.param)),
+                         strlen(err.param));
+        assert_int_equal(ns_schema_check(schema, value, &err), NS_REJECT);
+        assert_int_equal(ns_utf8_span(err.text, strlen(err.text)),
+                         strlen(err.text));
+        json_decref(schema);
+        schema = json_pack("{s:{s:b}}", "properties", name, 0);
+        assert_int_equal(ns_schema_check(schema, value, &err), NS_REJECT);
+        assert_int_equal(ns_utf8_span(err.text, strlen(err.text)),
+                         strlen(err.text));
+        json_decref(schema);
+        json_decref(value);
+    }
+}
+
 static void
 the_validator_refuses_schemas_that_it_cannot_judge_by(void **state)
 {
@@ -919,6 +955,7 @@ main(void)
         cmocka_unit_test(one_schema_is_one_hash),
         cmocka_unit_test(memory_that_runs_out_is_fatal_wherever_it_does),
         cmocka_unit_test(the_validator_names_the_place_and_the_keyword),
+        cmocka_unit_test(an_error_is_text_wherever_it_is_cut),
         cmocka_unit_test(the_validator_refuses_schemas_that_it_cannot_judge_by),
         cmocka_unit_test(the_validator_is_bounded_in_time),
     };
