@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <regex.h>
 #include <stdio.h>
 
 #include "tests/daemon/program.h"
@@ -124,12 +125,74 @@ a_card_that_breaks_ends_the_run_and_the_next_one_carries_on(void **state)
     assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
 }
 
+#define FORM "[a-f]{4}(-[0-9]{2}){1,2}"
+
+static const char *const modes[] = { "ar", "hybrid", "diffusion" };
+
+/* Answers of that form in `n` modes from the first on, all in one run. */
+static void
+run_forms(int first, int n, char *content[])
+{
+    FILE *file = fopen(in_folder("forms%d.jsonl", n), "w");
+    struct answers answers;
+
+    assert_non_null(file);
+    for (int i = first; i < first + n; i++)
+        fprintf(file,
+                "{\"custom_id\":\"%d\",\"body\":{\"messages\":[{\"role\":"
+                "\"user\",\"content\":\"a word\"}],\"seed\":7,"
+                "\"max_tokens\":64,\"guided_regex\":\"" FORM "\","
+                "\"nightshift\":{\"mode\":\"%s\",\"canvas_length\":32,"
+                "\"max_denoising_steps\":6}}}\n",
+                i, modes[i]);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(RUN("run", in_folder("forms%d.jsonl", n), "-o",
+                         in_folder("forms%d.out", n), "--restart", ON("0")),
+                     0);
+    read_answers(in_folder("forms%d.out", n), &answers);
+    assert_int_equal(answers.n, n);
+    for (int i = 0; i < n; i++) {
+        json_t *root = json_loads(answers.text[i + 1], 0, NULL);
+        json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
+
+        content[i] = strdup(json_string_value(json_object_get(
+            json_object_get(choice, "message"), "content")));
+        assert_non_null(content[i]);
+        json_decref(root);
+    }
+    answers_fini(&answers);
+}
+
+/* Masks and candidates on the card: the same among others and alone. */
+static void
+answers_keep_to_their_form_on_a_card(void **state)
+{
+    char *content[3], *alone;
+    regex_t regex;
+
+    (void)state;
+    run_forms(0, 3, content);
+    assert_int_equal(regcomp(&regex, "^" FORM "$", REG_EXTENDED), 0);
+    for (int i = 0; i < 3; i++) {
+        if (regexec(&regex, content[i], 0, NULL, 0) != 0)
+            fail_msg("%s: %s", modes[i], content[i]);
+        run_forms(i, 1, &alone);
+        assert_string_equal(alone, content[i]);
+        free(alone);
+    }
+    assert_string_equal(content[0], content[1]); /* hybrid equals ar */
+    for (int i = 0; i < 3; i++)
+        free(content[i]);
+    regfree(&regex);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_card_gives_the_same_answers),
         cmocka_unit_test(a_process_a_card_runs_beside_the_other),
+        cmocka_unit_test(answers_keep_to_their_form_on_a_card),
         cmocka_unit_test(a_card_that_is_not_there_is_configuration),
         cmocka_unit_test(a_card_that_is_too_small_says_what_was_missing),
         cmocka_unit_test(
