@@ -166,6 +166,16 @@ static const struct option options_table[] = {
     { "documents.wait", DURATION, AT(documents.wait_ms), "5m", 0, 24 * HOUR,
       NULL, 0, "a job waits this long for a document to be put" },
 
+    { "validators.checks", TEXT, AT(validators.checks), NULL, 0, 0, NULL, 0,
+      "comma list of control, repetition, fence, json, python, c: what an "
+      "answer has to pass whose job names no validators" },
+    { "validators.retries", COUNT, AT(validators.retries), "1", 0, 8, NULL, 0,
+      "of an answer that a validator turns down, with another seed" },
+    { "validators.python", PATH, AT(validators.python), NULL, 0, 0, NULL, 0,
+      "Python that parses what a model wrote, and never runs it" },
+    { "validators.cc", PATH, AT(validators.cc), NULL, 0, 0, NULL, 0,
+      "C compiler that likewise parses" },
+
     { "limits.default_max_tokens", COUNT, AT(limits.default_max_tokens),
       "8192", 1, 1 << 20, NULL, RELOAD,
       "tokens of an answer whose job names no limit" },

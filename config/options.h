@@ -93,6 +93,11 @@ struct ns_options {
         uint64_t limit_bytes, cache_bytes, wait_ms;
     } documents;
     struct {
+        const char *checks; /* comma list; NULL: none */
+        uint32_t retries;
+        const char *python, *cc; /* NULL: none given */
+    } validators;
+    struct {
         const char *listen; /* host:port; NULL: no web server */
     } http;
     const struct ns_setting *kafka;

@@ -294,6 +294,13 @@ check_together(struct ns_parse *p)
                          "body.messages: missing");
     if (p->tools_off)
         job->tools = NULL;
+    if ((job->validators & 1u << NS_VALIDATOR_SCHEMA) && !job->answer_schema) {
+        if (job->form != NS_JOB_FORM_SCHEMA)
+            return ns_refuse(p->err, "bad_param", "nightshift.validators",
+                             "nightshift.validators: schema needs one: "
+                             "{\"schema\": {...}}, or response_format");
+        job->answer_schema = job->form_of;
+    }
     if (job->form != NS_JOB_FORM_ANY && job->tools)
         return ns_job_unsupported(p, job->form_path,
                                   "a form of the answer beside tools");
@@ -434,6 +441,27 @@ uint64_t
 ns_job_seed(const struct ns_job *job, uint64_t base)
 {
     return XXH64(job->id, strlen(job->id), base) >> 11;
+}
+
+static const char *const validator_names[NS_N_VALIDATORS] = {
+    "control", "repetition", "fence", "json", "schema", "python", "c",
+};
+
+const char *
+ns_validator_name(enum ns_validator validator)
+{
+    return validator_names[validator];
+}
+
+bool
+ns_validator_from(const char *name, enum ns_validator *out)
+{
+    for (int i = 0; i < NS_N_VALIDATORS; i++)
+        if (strcmp(name, validator_names[i]) == 0) {
+            *out = (enum ns_validator)i;
+            return true;
+        }
+    return false;
 }
 
 static const char *const mode_names[] = { "auto", "diffusion", "ar", "hybrid" };

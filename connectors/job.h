@@ -51,6 +51,7 @@ enum {
     NS_JOB_TOOLS = 128,
     NS_JOB_IMAGES = 16,
     NS_JOB_DOCUMENTS = 16,
+    NS_JOB_RETRIES = 8,        /* of an answer that a validator turns down */
     NS_JOB_WARNINGS = 32,      /* further ones are counted in the last */
     NS_JOB_DEADLINE_DAYS = 30, /* later ones are cut, with a warning */
 };
@@ -69,6 +70,18 @@ enum ns_job_form {
     NS_JOB_FORM_SCHEMA, /* JSON that satisfies form_of */
     NS_JOB_FORM_REGEX,  /* a match of the text form_of */
     NS_JOB_FORM_CHOICE, /* one of the texts in the array form_of */
+};
+
+/* What may judge an answer before it is final. Bits: 1 << it. */
+enum ns_validator {
+    NS_VALIDATOR_CONTROL,    /* no control string of the chat format */
+    NS_VALIDATOR_REPETITION, /* has not collapsed into repeating itself */
+    NS_VALIDATOR_FENCE,      /* each fenced block is closed */
+    NS_VALIDATOR_JSON,       /* is one JSON value */
+    NS_VALIDATOR_SCHEMA,     /* and satisfies answer_schema */
+    NS_VALIDATOR_PYTHON,     /* Python in it parses */
+    NS_VALIDATOR_C,          /* C in it parses */
+    NS_N_VALIDATORS,
 };
 
 enum ns_job_task { NS_JOB_TASK_NONE, NS_JOB_TASK_CODE, NS_JOB_TASK_SUMMARIZE };
@@ -134,6 +147,10 @@ struct ns_job {
     enum ns_job_task task;
     const char *draft; /* a text to start from; NULL: none */
     size_t draft_length;
+    bool has_validators, has_retries; /* else the configuration's */
+    uint32_t validators;         /* bits of enum ns_validator */
+    const json_t *answer_schema; /* of NS_VALIDATOR_SCHEMA */
+    uint32_t retries;
     int32_t priority; /* -100..100, higher first */
     const char *replay_of;  /* id of the job that this one is again; or NULL */
     bool has_deadline;
@@ -174,6 +191,10 @@ void ns_job_warn(struct ns_job *job, const char *format, ...)
 /* The seed of a job that names none: a hash of its id and `base` (--seed), of
  * 53 bits, so that every JSON reader gets it back from the result whole. */
 uint64_t ns_job_seed(const struct ns_job *job, uint64_t base);
+
+const char *ns_validator_name(enum ns_validator validator); /* "control" */
+/* False when there is none of that name. */
+bool ns_validator_from(const char *name, enum ns_validator *out);
 
 const char *ns_job_mode_name(enum ns_job_mode mode); /* "hybrid" */
 /* False when there is no mode of that name. */

@@ -333,6 +333,52 @@ take_image_tokens(struct ns_parse *p, const json_t *value, const char *path)
                                    "one of 70, 140, 280, 560, 1120");
 }
 
+/* A name, or {"schema": S}. */
+static enum ns_status
+take_validator(struct ns_parse *p, const json_t *value, const char *path)
+{
+    const json_t *schema = json_object_get(value, "schema");
+    enum ns_validator which;
+
+    if (schema && json_object_size(value) == 1 &&
+        (json_is_object(schema) || json_is_boolean(schema))) {
+        p->job->answer_schema = schema;
+        which = NS_VALIDATOR_SCHEMA;
+    } else if (!json_is_string(value) ||
+               !ns_validator_from(json_string_value(value), &which)) {
+        return ns_job_wrong_kind(p, value, path,
+                                 "one of control, repetition, fence, json, "
+                                 "schema, python, c, or {\"schema\": ...}");
+    }
+    p->job->validators |= 1u << which;
+    return NS_OK;
+}
+
+static enum ns_status
+take_validators(struct ns_parse *p, const json_t *value, const char *path)
+{
+    enum ns_status status = NS_OK;
+
+    if (!json_is_array(value))
+        return ns_job_wrong_kind(p, value, path, "a list of validators");
+    p->job->has_validators = true;
+    for (size_t i = 0; i < json_array_size(value) && status == NS_OK; i++) {
+        char item[64];
+
+        snprintf(item, sizeof(item), "%.40s[%zu]", path, i);
+        status = take_validator(p, json_array_get(value, i), item);
+    }
+    return status;
+}
+
+static enum ns_status
+take_retries(struct ns_parse *p, const json_t *value, const char *path)
+{
+    p->job->has_retries = true;
+    return ns_job_take_u32(p, value, path, 0, NS_JOB_RETRIES,
+                           &p->job->retries);
+}
+
 static const struct ns_job_field nightshift_fields[] = {
     { "mode", take_mode },
     { "batch", take_batch },
@@ -351,8 +397,8 @@ static const struct ns_job_field nightshift_fields[] = {
     { "task", take_task },
     { "image_tokens", take_image_tokens },
     { "draft", take_draft },
-    { "validators", take_unbuilt },
-    { "retries", take_unbuilt },
+    { "validators", take_validators },
+    { "retries", take_retries },
     { NULL, NULL },
 };
 

@@ -283,6 +283,8 @@ put_nightshift(struct ns_buf *out, const struct ns_job *job,
         if (result->drafted)
             ns_buf_printf(out, ",\"drafted\":%" PRIu32 ",\"kept\":%" PRIu32,
                           result->drafted, result->kept);
+        if (result->attempts > 1)
+            ns_buf_printf(out, ",\"attempts\":%" PRIu32, result->attempts);
         ns_buf_printf(out,
                       ",\"queued_ms\":%" PRId64 ",\"run_ms\":%" PRId64
                       ",\"model_rev\":",

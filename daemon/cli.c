@@ -5,6 +5,7 @@
 #include "base/version.h"
 #include "daemon/command.h"
 #include "daemon/setup.h"
+#include "daemon/tool.h"
 
 static const struct {
     const char *name;
@@ -42,6 +43,8 @@ print_usage(FILE *file)
 int
 main(int argc, char **argv)
 {
+    if (ns_tool_is_helper(argc, argv))
+        return ns_tool_main(argv);
     if (ns_decoder_is_helper(argc, argv))
         return ns_decoder_main(ns_picture_decode, NS_DECODER_CPU_SECONDS);
     if (argc < 2) {

@@ -12,6 +12,7 @@
 #include "connectors/lines.h"
 #include "daemon/arguments.h"
 #include "daemon/form.h"
+#include "daemon/judge.h"
 #include "daemon/prepare.h"
 #include "engine/prompt.h"
 #include "engine/request.h"
@@ -43,6 +44,7 @@ struct validate {
     struct ns_pictures_options pictures;
     struct ns_documents *documents;
     struct ns_references_options references;
+    struct ns_judge_options judge;
 
     struct seen *seen; /* open addressing, a power of two */
     size_t n_seen, capacity;
@@ -149,6 +151,8 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
         status = ns_prepare_draft(job, v->tokenizer, &draft, err);
     if (status == NS_OK)
         status = ns_form_grammar(job, &grammar, err);
+    if (status == NS_OK)
+        status = ns_judge_check(&v->judge, job, err);
     request.draft = draft.id;
     request.n_draft = (uint32_t)draft.n;
     if (status == NS_OK)
@@ -266,6 +270,8 @@ open_model(struct validate *v, struct ns_error *err)
     if (status == NS_OK)
         status = ns_setup_references(v->options, &v->documents,
                                      &v->references, err);
+    if (status == NS_OK)
+        status = ns_setup_judge(v->options, &v->judge, err);
     return status;
 }
 

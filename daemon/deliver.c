@@ -438,6 +438,7 @@ claimed(struct deliver *deliver, struct ns_work *work)
         work->message.bytes = NULL;
         if (work->claim.stalls >= NS_ALONE_FROM && !deliver->alone)
             deliver->alone = work;
+        work->attempt = work->spent_passes = work->spent_steps = 0;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
         return;
     case NS_CLAIM_WAIT:

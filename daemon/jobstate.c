@@ -37,13 +37,21 @@ static const struct arrow arrows[NS_N_PHASES][NS_N_EVENTS] = {
     },
     [NS_PHASE_RUNNING] = {
         [NS_ON_BLOCK]     = { NS_PHASE_RUNNING, NS_DO_CHECKPOINT },
-        [NS_ON_DONE]      = { NS_PHASE_FINISHING, NS_DO_FINISH },
+        [NS_ON_DONE]      = { NS_PHASE_CHECKING, NS_DO_CHECK },
         [NS_ON_UNFIT]     = { NS_PHASE_FINISHING, NS_DO_FINISH },
         [NS_ON_EXPIRED]   = { NS_PHASE_FINISHING, NS_DO_FINISH },
         [NS_ON_CANCELLED] = { NS_PHASE_FINISHING, NS_DO_FINISH },
         [NS_ON_TROUBLE]   = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
         [NS_ON_STOP]      = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
         [NS_ON_FENCED]    = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
+    },
+    [NS_PHASE_CHECKING] = {
+        [NS_ON_FIT]     = { NS_PHASE_FINISHING, NS_DO_FINISH },
+        [NS_ON_UNFIT]   = { NS_PHASE_FINISHING, NS_DO_FINISH },
+        [NS_ON_AGAIN]   = { NS_PHASE_PREPARING, NS_DO_PREPARE },
+        [NS_ON_TROUBLE] = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
+        [NS_ON_STOP]    = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
+        [NS_ON_FENCED]  = { NS_PHASE_GIVING_BACK, NS_DO_GIVE_BACK },
     },
     [NS_PHASE_FINISHING] = {
         [NS_ON_STORED] = { NS_PHASE_ENDED, NS_DO_ACKNOWLEDGE },
@@ -102,7 +110,7 @@ ns_job_phase_name(enum ns_job_phase phase)
 {
     static const char *const names[NS_N_PHASES] = {
         "received",  "claiming",    "parked", "preparing", "running",
-        "finishing", "refusing", "giving_back", "ended",
+        "checking",  "finishing", "refusing", "giving_back", "ended",
     };
 
     return phase < NS_N_PHASES ? names[phase] : "unknown";

@@ -7,10 +7,10 @@
  * that this led to. In each state exactly one thread holds the job.
  *
  *     RECEIVED --parsed--> CLAIMING --run--> PREPARING --prepared--> RUNNING
- *        |                  ^  |  |              |                   |   |
- *      refused        due   |  | final         unfit             done|   |stop,
- *        v                  |  v  |              v                   v   |trouble
- *     REFUSING           PARKED   |           FINISHING <------------'   v
+ *        |                  ^  |  |            |   ^               |   |
+ *      refused        due   |  | final       unfit `-again--.   done|   |stop,
+ *        v                  |  v  |            v            |       v   |trouble
+ *     REFUSING           PARKED   |         FINISHING <-fit- CHECKING   v
  *        |                  ^     |              |               GIVING_BACK
  *        '--stored--> ENDED <-----'<--stored-----'                       |
  *                           '------------------------ stored ------------'
@@ -30,6 +30,7 @@ enum ns_job_phase {
     NS_PHASE_PARKED,      /* event loop: to be asked for again later */
     NS_PHASE_PREPARING,   /* pool: prompt, tokens, request */
     NS_PHASE_RUNNING,     /* engine thread */
+    NS_PHASE_CHECKING,    /* pool: is the answer fit to be final? */
     NS_PHASE_FINISHING,   /* sink: the final row is written */
     NS_PHASE_REFUSING,    /* sink: the dead letter is written */
     NS_PHASE_GIVING_BACK, /* sink: the claim is given back */
@@ -48,6 +49,8 @@ enum ns_job_event {
     NS_ON_PREPARED,
     NS_ON_BLOCK,     /* a block joined the prefix */
     NS_ON_DONE,      /* the completion, good or bad, stands in the result */
+    NS_ON_FIT,       /* and may be final */
+    NS_ON_AGAIN,     /* the engine is done with it, but the job is not */
     NS_ON_UNFIT,     /* this model can never run it */
     NS_ON_EXPIRED,
     NS_ON_CANCELLED,
@@ -65,6 +68,7 @@ enum ns_job_action {
     NS_DO_PARK,
     NS_DO_PREPARE,
     NS_DO_RUN,
+    NS_DO_CHECK,
     NS_DO_CHECKPOINT,
     NS_DO_FINISH,
     NS_DO_REFUSE,

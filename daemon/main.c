@@ -23,6 +23,7 @@
 #include "daemon/metrics.h"
 #include "daemon/notify.h"
 #include "daemon/setup.h"
+#include "daemon/tool.h"
 #include "daemon/signals.h"
 #include "daemon/work.h"
 #include "engine/measure.h"
@@ -404,6 +405,8 @@ main(int argc, char **argv)
     struct ns_error err = { 0 };
     int status;
 
+    if (ns_tool_is_helper(argc, argv))
+        return ns_tool_main(argv);
     if (ns_decoder_is_helper(argc, argv))
         return ns_decoder_main(ns_picture_decode, NS_DECODER_CPU_SECONDS);
     d = calloc(1, sizeof(*d));

@@ -73,7 +73,8 @@ static const char *const codes[] = {
     "cancelled", "document_broken", "document_hash", "document_limit",
     "document_missing", "document_type", "duplicate_id", "empty_prompt",
     "engine", "expired", "grammar_incomplete", "grammar_limit",
-    "id_conflict", "image_limit", "image_type", "internal", "io",
+    "id_conflict", "image_limit", "image_type", "internal",
+    "invalid_output", "io",
     "missing_id", "nan_logits", "out_of_memory", "over_context",
     "over_memory", "path_denied", "result_too_large", "retries_exhausted",
     "schema", "stalled", "tombstone", "too_large", "unknown_field",
@@ -177,6 +178,12 @@ ns_metrics_ended(struct ns_metrics *metrics, enum ns_result_status status,
         add(&metrics->ended[status], 1);
     if (status != NS_RESULT_OK)
         add(&metrics->errors[code_index(code)], 1);
+}
+
+void
+ns_metrics_turned_down(struct ns_metrics *metrics, enum ns_validator validator)
+{
+    add(&metrics->turned_down[validator], 1);
 }
 
 uint64_t
@@ -315,6 +322,12 @@ write_jobs(const struct ns_metrics *m, struct ns_buf *out)
     for (size_t i = 0; i <= N_CODES; i++)
         labelled(out, "job_errors_total", "code", ns_metrics_code(i),
                  get(&m->errors[i]));
+    head(out, "answers_turned_down_total", "counter",
+         "Answers that a validator turned down.");
+    for (int i = 0; i < NS_N_VALIDATORS; i++)
+        labelled(out, "answers_turned_down_total", "validator",
+                 ns_validator_name((enum ns_validator)i),
+                 get(&m->turned_down[i]));
     line(out, "job_retries_total", "counter",
          "Jobs given back after a trouble of their own.", get(&m->retries));
     line(out, "jobs_duplicate_total", "counter",

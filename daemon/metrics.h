@@ -44,6 +44,7 @@ struct ns_metrics {
     _Atomic uint64_t received, in_flight, running, window; /* jobs */
     _Atomic uint64_t ended[NS_METRICS_STATUSES]; /* rows stored, by status */
     _Atomic uint64_t errors[NS_METRICS_CODES];   /* of rows not ok, by code */
+    _Atomic uint64_t turned_down[NS_N_VALIDATORS]; /* answers, by validator */
     _Atomic uint64_t source_away, store_away; /* 1: at the last call */
     _Atomic uint64_t duplicates, fenced, retries, checkpoints;
 
@@ -70,6 +71,10 @@ void ns_metrics_job(struct ns_metrics *metrics,
 /* The sink, for each row that is stored. `code` is NULL when it is ok. */
 void ns_metrics_ended(struct ns_metrics *metrics,
                       enum ns_result_status status, const char *code);
+
+/* The pool, for each answer that a validator turned down. */
+void ns_metrics_turned_down(struct ns_metrics *metrics,
+                            enum ns_validator validator);
 
 /* What the metrics do not know by themselves. */
 struct ns_metrics_about {

@@ -90,6 +90,7 @@ ns_work_advance(struct ns_pipeline *pipeline, struct ns_work *work,
     work->errand.action = ns_jobstate_step(&work->state, event);
     switch (work->errand.action) {
     case NS_DO_PREPARE:
+    case NS_DO_CHECK:
         queue = pipeline->to_pool;
         break;
     case NS_DO_RUN:

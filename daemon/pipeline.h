@@ -46,6 +46,13 @@ struct ns_pipeline_tuning { /* what a reload may change */
     uint32_t tenant_jobs;  /* of one tenant begun at a time; 0: any number */
 };
 
+struct ns_judge_options { /* of judge.h; texts are borrowed */
+    uint32_t validators;     /* bits of enum ns_validator, where a job names
+                              * none */
+    uint32_t retries;        /* likewise */
+    const char *python, *cc; /* NULL: not here */
+};
+
 struct ns_pipeline_options {
     struct ns_engine *engine;
     struct ns_source *source;
@@ -53,6 +60,7 @@ struct ns_pipeline_options {
     struct ns_job_options job; /* borrowed, texts too */
     struct ns_pictures_options pictures; /* borrowed */
     struct ns_references_options references; /* borrowed */
+    struct ns_judge_options judge;
     const char *model_name;    /* what results report; borrowed */
     bool report_asked_name;    /* results report the name that the job gave */
     bool keep_payloads;        /* the store keeps what it refuses */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/form.h"
+#include "daemon/judge.h"
 #include "engine/prompt.h"
 #include "engine/outlook.h"
 #include "engine/request.h"
@@ -279,13 +280,15 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
                                 work->images, fallback, request, err);
     if (status != NS_OK)
         return status;
-    request->seed = work->claim.stored_seed;
+    request->seed = ns_judge_seed(work);
     request->grammar = work->grammar;
     request->draft = work->draft.id;
     request->n_draft = (uint32_t)work->draft.n;
-    request->resume = work->claim.tokens;
-    request->n_resume = work->claim.n_tokens;
-    request->resume_blocks = work->claim.n_blocks;
+    if (work->attempt == 0) { /* the only one that leaves blocks */
+        request->resume = work->claim.tokens;
+        request->n_resume = work->claim.n_tokens;
+        request->resume_blocks = work->claim.n_blocks;
+    }
     if (job->mode == NS_JOB_AUTO)
         tell_choice(pipeline, work);
     if (!job->has_max_tokens && request->max_tokens < fallback)
@@ -394,6 +397,9 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     if (status == NS_OK)
         status = ns_form_grammar(work->job, &work->grammar, &work->error);
     if (status == NS_OK)
+        status = ns_judge_check(&pipeline->options.judge, work->job,
+                                &work->error);
+    if (status == NS_OK)
         status = fill_request(pipeline, work, in_thought, &work->error);
     ns_references_fini(&references);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
@@ -487,7 +493,9 @@ ns_prepare_thread(void *data)
     struct ns_work *work;
 
     while ((work = ns_queue_pop(pipeline->to_pool, -1)) != NULL) {
-        if (ns_pipeline_stopping(pipeline))
+        if (work->state.phase == NS_PHASE_CHECKING)
+            ns_judge(pipeline, work);
+        else if (ns_pipeline_stopping(pipeline))
             ns_work_advance(pipeline, work, NS_ON_STOP);
         else if (atomic_load(&work->fenced))
             ns_work_advance(pipeline, work, NS_ON_FENCED);

@@ -183,15 +183,18 @@ keep_cost(struct schedule *schedule, struct ns_work *work,
     int64_t now_ms = ns_now_ms();
 
     result->mode = work->claim.stored_mode;
-    result->seed = work->claim.stored_seed;
+    result->seed = work->request.seed;
+    result->attempts = work->attempt + 1;
     result->prompt_tokens = usage->prompt_tokens;
     result->cached_tokens = usage->cached_tokens;
     result->image_tokens = usage->image_tokens;
     result->completion_tokens = usage->completion_tokens;
     result->reasoning_tokens = usage->reasoning_tokens;
     result->blocks = usage->blocks;
-    result->passes = usage->passes;
-    result->denoise_steps = usage->denoise_steps;
+    work->spent_passes += usage->passes;
+    work->spent_steps += usage->denoise_steps;
+    result->passes = work->spent_passes;
+    result->denoise_steps = work->spent_steps;
     result->drafted = usage->drafted;
     result->kept = usage->kept;
     if (usage->passes)
@@ -302,7 +305,7 @@ block(struct schedule *schedule, struct ns_work *work,
         atomic_fetch_add(&pipeline->metrics->canvas_blocks, 1);
     work->n_blocks++;
     ns_work_advance(pipeline, work, NS_ON_BLOCK);
-    if (!work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
+    if (work->attempt == 0 && !work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
         /* The job goes on without: the row of blocks must have no hole. */
         ns_log_warn("checkpoint.lost", "error=\"%s\"", err.text);
         ns_blocks_destroy(work->unsaved);

@@ -1,12 +1,14 @@
 #include "daemon/setup.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "daemon/ends.h"
+#include "daemon/tool.h"
 
 enum { TOPICS_POLL_MS = 20 };
 
@@ -231,6 +233,44 @@ ns_setup_references(const struct ns_options *options,
 }
 
 enum ns_status
+ns_setup_judge(const struct ns_options *options, struct ns_judge_options *out,
+               struct ns_error *err)
+{
+    const char *rest = options->validators.checks;
+    enum ns_status status = NS_OK;
+
+    *out = (struct ns_judge_options){
+        .retries = options->validators.retries,
+        .python = options->validators.python,
+        .cc = options->validators.cc,
+    };
+    while (rest && *(rest += strspn(rest, ", \t"))) {
+        size_t n = strcspn(rest, ", \t");
+        enum ns_validator which;
+        char name[16];
+
+        snprintf(name, sizeof(name), "%.*s", (int)n, rest);
+        if (!ns_validator_from(name, &which) || which == NS_VALIDATOR_SCHEMA)
+            return ns_fail(err, NS_REJECT, "validators.checks: %.*s, not one "
+                           "of control, repetition, fence, json, python, c",
+                           (int)n, rest);
+        out->validators |= 1u << which;
+        rest += n;
+    }
+    if ((out->validators & 1u << NS_VALIDATOR_PYTHON) && !out->python)
+        return ns_fail(err, NS_REJECT, "validators.checks: python needs "
+                       "validators.python");
+    if ((out->validators & 1u << NS_VALIDATOR_C) && !out->cc)
+        return ns_fail(err, NS_REJECT, "validators.checks: c needs "
+                       "validators.cc");
+    if (out->python)
+        status = ns_tool_check(out->python, "validators.python", err);
+    if (status == NS_OK && out->cc)
+        status = ns_tool_check(out->cc, "validators.cc", err);
+    return status;
+}
+
+enum ns_status
 ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
                   const char *model_name, char ***names,
                   struct ns_decoder **decoder, struct ns_fetcher **fetcher,
@@ -261,6 +301,9 @@ ns_setup_pipeline(const struct ns_options *options, struct ns_engine *engine,
     if (status != NS_OK)
         return status;
     out->job.documents = out->references.documents || out->references.roots;
+    status = ns_setup_judge(options, &out->judge, err);
+    if (status != NS_OK)
+        return status;
     status = model_names(options, names, &n_names, err);
     if (status != NS_OK)
         return status;

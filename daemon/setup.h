@@ -58,6 +58,12 @@ enum ns_status ns_setup_references(const struct ns_options *options,
                                    struct ns_references_options *out,
                                    struct ns_error *err);
 
+/* The validators that the configuration names. NS_REJECT: a name that is none,
+ * a tool that is not there or is not named. */
+enum ns_status ns_setup_judge(const struct ns_options *options,
+                              struct ns_judge_options *out,
+                              struct ns_error *err);
+
 /* What `run` and nightshiftd ask of a pipeline alike: all but its two ends.
  * `model_name` is borrowed. `*names`, `*decoder`, `*fetcher` and `*documents`,
  * NULL at first, are the caller's: freed and destroyed behind the pipeline, also

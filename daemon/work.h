@@ -50,6 +50,8 @@ struct ns_work {
     struct ns_pictures pictures; /* owned; as the images below, of request */
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_grammar *grammar; /* owned; NULL: any text */
+    uint32_t attempt; /* of the claim, from 0: judge.h */
+    uint32_t spent_passes, spent_steps; /* of all of them */
     struct ns_request request;
     struct ns_error error; /* refused, unfit or in trouble: why */
     struct ns_result result;

@@ -24,9 +24,24 @@ a_good_job_is_claimed_prepared_run_stored_and_acknowledged(void **state)
     assert_int_equal(after(&job, NS_ON_CLAIM_RUN), NS_DO_PREPARE);
     assert_int_equal(after(&job, NS_ON_PREPARED), NS_DO_RUN);
     assert_int_equal(after(&job, NS_ON_BLOCK), NS_DO_CHECKPOINT);
-    assert_int_equal(after(&job, NS_ON_DONE), NS_DO_FINISH);
+    assert_int_equal(after(&job, NS_ON_DONE), NS_DO_CHECK);
+    assert_int_equal(after(&job, NS_ON_FIT), NS_DO_FINISH);
     assert_int_equal(after(&job, NS_ON_STORED), NS_DO_ACKNOWLEDGE);
     assert_int_equal(job.phase, NS_PHASE_ENDED);
+}
+
+static void
+an_answer_that_is_turned_down_is_prepared_and_run_again(void **state)
+{
+    struct ns_jobstate job = { .phase = NS_PHASE_RUNNING };
+
+    (void)state;
+    assert_int_equal(after(&job, NS_ON_DONE), NS_DO_CHECK);
+    assert_int_equal(after(&job, NS_ON_AGAIN), NS_DO_PREPARE);
+    assert_int_equal(after(&job, NS_ON_PREPARED), NS_DO_RUN);
+    assert_int_equal(after(&job, NS_ON_DONE), NS_DO_CHECK);
+    assert_int_equal(after(&job, NS_ON_UNFIT), NS_DO_FINISH);
+    assert_int_equal(after(&job, NS_ON_STORED), NS_DO_ACKNOWLEDGE);
 }
 
 static void
@@ -107,6 +122,10 @@ answer(enum ns_job_action action, enum ns_job_phase phase, bool row,
         NS_ON_BLOCK, NS_ON_BLOCK,   NS_ON_DONE, NS_ON_DONE,      NS_ON_UNFIT,
         NS_ON_STOP,  NS_ON_TROUBLE, NS_ON_DONE, NS_ON_CANCELLED, NS_ON_FENCED,
     };
+    static const enum ns_job_event checked[] = {
+        NS_ON_FIT,  NS_ON_FIT,     NS_ON_FIT,    NS_ON_AGAIN,
+        NS_ON_STOP, NS_ON_TROUBLE, NS_ON_FENCED, NS_ON_UNFIT,
+    };
     static const enum ns_job_event claim[] = {
         NS_ON_CLAIM_RUN, NS_ON_CLAIM_RUN, NS_ON_CLAIM_RUN, NS_ON_CLAIM_WAIT,
         NS_ON_CLAIM_CONFLICT,
@@ -124,6 +143,8 @@ answer(enum ns_job_action action, enum ns_job_phase phase, bool row,
     case NS_DO_RUN:
     case NS_DO_CHECKPOINT:
         return run[n % 10];
+    case NS_DO_CHECK:
+        return checked[n % 8];
     case NS_DO_FINISH:
     case NS_DO_REFUSE:
     case NS_DO_GIVE_BACK:
@@ -206,6 +227,8 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             a_good_job_is_claimed_prepared_run_stored_and_acknowledged),
+        cmocka_unit_test(
+            an_answer_that_is_turned_down_is_prepared_and_run_again),
         cmocka_unit_test(a_bad_job_is_refused_without_a_claim),
         cmocka_unit_test(
             a_job_that_someone_else_runs_is_parked_and_asked_for_again),

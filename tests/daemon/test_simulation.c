@@ -378,6 +378,25 @@ run(struct world *world, const struct daemon *daemon, struct work *work)
     }
 }
 
+/* Is the answer fit to be final? A stop lets no attempt begin. */
+static enum ns_job_event
+check(struct world *world, const struct daemon *daemon,
+      const struct work *work)
+{
+    if (work->fenced)
+        return NS_ON_FENCED;
+    switch (draw(world, 8)) {
+    case 0:
+        return daemon->stopping ? NS_ON_STOP : NS_ON_AGAIN;
+    case 1:
+        return NS_ON_UNFIT;
+    case 2:
+        return draw(world, 4) ? NS_ON_FIT : NS_ON_TROUBLE;
+    default:
+        return NS_ON_FIT;
+    }
+}
+
 /* What the work's action leads to; NS_N_EVENTS: nothing yet. */
 static enum ns_job_event
 act(struct world *world, struct daemon *daemon, struct work *work)
@@ -405,6 +424,8 @@ act(struct world *world, struct daemon *daemon, struct work *work)
     case NS_DO_PREPARE:
     case NS_DO_RUN:
         return run(world, daemon, work);
+    case NS_DO_CHECK:
+        return check(world, daemon, work);
     default:
         return ask_until_heard(world, daemon, work);
     }
@@ -451,6 +472,7 @@ heartbeat(struct world *world, struct daemon *daemon)
 
         if (!work->used || (work->state.phase != NS_PHASE_PREPARING &&
                             work->state.phase != NS_PHASE_RUNNING &&
+                            work->state.phase != NS_PHASE_CHECKING &&
                             work->state.phase != NS_PHASE_FINISHING))
             continue;
         if (holds(row, work))

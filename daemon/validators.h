@@ -1,0 +1,59 @@
+/* validators.h - is an answer fit to be final?
+ *
+ * Pure looks at a finished text; what runs a tool is tool.h. A reason says what
+ * and where, for a person, and names no more of the text than a few bytes.
+ *
+ * Repetition is told from two signs. The end of the text goes round: it repeats
+ * a unit of at most 64 bytes, at least 8 times and over at least 200 bytes of
+ * an answer that was cut by its limit; of one that ended by itself, over at
+ * least 400 bytes and half of the text. Or words double: of the last 120 words,
+ * 24 and more are the one before them once again. A table's rule, a column of
+ * zeros, a long list are neither.
+ *
+ * Thread: any; nothing is shared.
+ */
+#ifndef NS_DAEMON_VALIDATORS_H
+#define NS_DAEMON_VALIDATORS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/error.h"
+#include "engine/tokenizer.h"
+
+/* Each: true when there is nothing to say, else `reason` is filled. */
+struct ns_reason {
+    char text[200];
+};
+
+bool ns_validate_repetition(const char *text, size_t length, bool cut,
+                            struct ns_reason *reason);
+
+/* Markdown's fences: each that opens has one of its kind, as long, that closes
+ * it. */
+bool ns_validate_fence(const char *text, size_t length,
+                       struct ns_reason *reason);
+
+/* Control strings of the chat format, spelt out; but for those that stand in
+ * the job itself: who asks about them may be told of them. `asked`: a JSON
+ * text of the job's messages. */
+bool ns_validate_control(const char *text, size_t length, const char *asked,
+                         const struct ns_tokenizer *tokenizer,
+                         struct ns_reason *reason);
+
+/* One JSON value and blanks around it; with a schema, one that satisfies it. */
+bool ns_validate_json(const char *text, size_t length, const json_t *schema,
+                      struct ns_reason *reason);
+
+/* The next fenced block of one of the languages in `names` ("py|python"), from
+ * `*at` on; the whole text, once, if it has no fence at all. False: no more. */
+struct ns_code {
+    const char *text; /* borrowed */
+    size_t length;
+    size_t line; /* of the answer, from 1: its first */
+};
+bool ns_next_code(const char *text, size_t length, const char *names,
+                  size_t *at, struct ns_code *out);
+
+#endif
