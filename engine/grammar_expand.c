@@ -275,7 +275,7 @@ static const struct {
     const char *keyword;
     enum form form;
 } known[] = {
-    { "type", ANY },          { "properties", NAMED },
+    { "nullable", TRUTH },    { "type", ANY },          { "properties", NAMED },
     { "required", NAMES },    { "additionalProperties", SCHEMA },
     { "items", SCHEMA },      { "enum", LIST },
     { "const", ANY },         { "$ref", STRING },

@@ -105,9 +105,9 @@ append_kinds(json_t *parts, const bool *but)
 }
 
 static bool
-negate_type(json_t *parts, const json_t *type, bool *known)
+negate_type(json_t *parts, const json_t *type, bool nullable, bool *known)
 {
-    bool but[N_KINDS] = { false };
+    bool but[N_KINDS] = { nullable };
     bool list = json_is_array(type);
     bool whole = false;
 
@@ -284,20 +284,20 @@ negate_members(struct ns_compile *c, json_t *parts, const char *keyword,
  * says it. The schema is one that was looked at: its keywords are well
  * formed, or ns_compile_refuse comes by them later. */
 static bool
-negate_keyword(struct ns_compile *c, json_t *parts, const char *keyword,
-               json_t *value, bool *known)
+negate_keyword(struct ns_compile *c, json_t *parts, const json_t *schema,
+               const char *keyword, json_t *value, bool *known)
 {
     const json_t *target;
     json_t *one;
     bool fine;
 
-    if (ns_schema_is_note(keyword))
+    if (ns_schema_is_note(keyword) || strcmp(keyword, "nullable") == 0)
         return true;
     for (size_t i = 0; i < sizeof(opposites) / sizeof(*opposites); i++)
         if (strcmp(keyword, opposites[i].keyword) == 0)
             return negate_bound(parts, i, value);
     if (strcmp(keyword, "type") == 0)
-        return negate_type(parts, value, known);
+        return negate_type(parts, value, ns_schema_is_nullable(schema), known);
     if (strcmp(keyword, "enum") == 0)
         return negate_values(parts, value, known);
     if (strcmp(keyword, "const") == 0) {
@@ -346,7 +346,7 @@ negate(struct ns_compile *c, const json_t *schema, bool *known)
         return NULL;
     for (void *i = json_object_iter(object); i && fine && *known;
          i = json_object_iter_next(object, i))
-        fine = negate_keyword(c, parts, json_object_iter_key(i),
+        fine = negate_keyword(c, parts, schema, json_object_iter_key(i),
                               json_object_iter_value(i), known);
     if (!fine || !*known) {
         json_decref(parts);

@@ -163,7 +163,7 @@ ns_option_kinds(struct ns_compile *c, const struct ns_option *option,
         const json_t *schema = option->of.schema[i];
         const json_t *type = json_object_get(schema, "type");
         bool list = json_is_array(type);
-        unsigned all = 0;
+        unsigned all = ns_schema_is_nullable(schema) ? NS_KIND_NULL : 0;
 
         if (!type)
             continue;

@@ -143,7 +143,8 @@ check_type(struct ns_check *c, const struct ns_asked *q)
     static const char *const known[] = { "object", "array",   "string",
                                          "number", "integer", "boolean",
                                          "null" };
-    bool list = json_is_array(q->value), any = false;
+    bool list = json_is_array(q->value);
+    bool any = json_is_null(q->instance) && ns_schema_is_nullable(q->schema);
     size_t n = list ? json_array_size(q->value) : 1;
 
     for (size_t i = 0; i < n; i++) {
@@ -392,6 +393,7 @@ static const struct keyword {
     enum ns_verdict (*check)(struct ns_check *, const struct ns_asked *);
 } keywords[] = {
     { "type", check_type },
+    { "nullable", NULL }, /* read beside `type` */
     { "properties", ns_check_properties },
     { "required", ns_check_required },
     { "additionalProperties", ns_check_additional },

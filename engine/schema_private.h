@@ -44,6 +44,9 @@ void ns_schema_clean(char *text);
  * whatever begins with x-. */
 bool ns_schema_is_note(const char *keyword);
 
+/* `nullable` beside `type`, as OpenAPI 3.0 has it: null is of the type too. */
+bool ns_schema_is_nullable(const json_t *schema);
+
 /* The value of a `$schema`: a draft, and not a vocabulary of someone's own. */
 bool ns_schema_is_draft(const json_t *uri);
 

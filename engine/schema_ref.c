@@ -33,6 +33,12 @@ ns_schema_is_note(const char *keyword)
 }
 
 bool
+ns_schema_is_nullable(const json_t *schema)
+{
+    return json_is_true(json_object_get(schema, "nullable"));
+}
+
+bool
 ns_schema_is_draft(const json_t *uri)
 {
     const char *text = json_string_value(uri);

@@ -129,6 +129,8 @@ static const char *const schemas[] = {
     "{\"type\":\"object\",\"not\":{\"required\":[\"a\",\"b\"]},\"properties\":"
     "{\"a\":{\"type\":\"null\"},\"b\":{\"type\":\"null\"}},"
     "\"additionalProperties\":false}",
+    "{\"type\":\"integer\",\"nullable\":true,\"minimum\":3}",
+    "{\"not\":{\"type\":[\"string\",\"object\",\"array\"],\"nullable\":true}}",
     /* recursion */
     "{\"$ref\":\"#/$defs/node\",\"$defs\":{\"node\":{\"type\":\"object\","
     "\"properties\":{\"value\":{\"type\":\"boolean\"},\"next\":{\"anyOf\":"
@@ -580,8 +582,8 @@ what_cannot_be_held_to_is_refused_by_name(void **state)
         { "{\"format\":\"color\"}", "unsupported", "schema#: format:" },
         { "{\"minLenght\":1}", "unsupported", "schema#: minLenght: it is not "
                                               "known here" },
-        { "{\"items\":{\"nullable\":true}}", "unsupported",
-          "schema#/items: nullable" },
+        { "{\"items\":{\"$recursiveRef\":\"#\"}}", "unsupported",
+          "schema#/items: $recursiveRef" },
         { "{\"type\":\"array\",\"uniqueItems\":true}", "unsupported",
           "schema#: uniqueItems: it cannot be enforced exactly" },
         { "{\"type\":\"array\",\"contains\":{}}", "unsupported", "contains" },
