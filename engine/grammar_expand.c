@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "engine/grammar_schema.h"
-#include "engine/schema_private.h"
 
 /* How far a discriminator may lie inside alternatives that have to exclude
  * each other. */
@@ -21,7 +20,7 @@ add_option(struct ns_compile *c, struct ns_options *all,
 
     if (all->n >= NS_SCHEMA_OPTIONS)
         return ns_compile_refuse(c, "grammar_limit",
-                                 option->of.n ? option->of.schema[0] : c->root,
+                                 option->of.n ? option->of.schema[0] : c->doc.root,
                                  "anyOf",
                                  "more than 1024 combinations of alternatives");
     if (all->n == all->capacity) {
@@ -376,7 +375,7 @@ check_keywords(struct ns_compile *c, const json_t *schema)
         if (strcmp(keyword, "$id") != 0)
             return ns_compile_refuse(c, "unsupported", schema, keyword,
                                      "it is not known here");
-        if (schema != c->root)
+        if (schema != c->doc.root)
             return ns_compile_refuse(c, "unsupported", schema, keyword,
                                      "it stands inside a schema");
     }
@@ -390,7 +389,7 @@ conjoin_keyword(struct ns_compile *c, struct ns_options *all,
     const json_t *target;
 
     if (strcmp(keyword, "$ref") == 0) {
-        c->status = ns_schema_resolve(c->root, value, &target, c->err);
+        c->status = ns_schema_resolve(&c->doc, value, &target, c->err);
         return c->status == NS_OK && conjoin(c, all, target);
     }
     if (strcmp(keyword, "allOf") == 0) {
@@ -432,7 +431,7 @@ conjoin(struct ns_compile *c, struct ns_options *all, const json_t *schema)
         return true;
     }
     if (!json_is_object(schema))
-        return ns_compile_refuse(c, "bad_param", c->root, "$ref",
+        return ns_compile_refuse(c, "bad_param", c->doc.root, "$ref",
                                  "what it names is no schema");
     for (unsigned i = 0; i < c->n_open; i++)
         if (c->open[i] == schema)
@@ -476,7 +475,7 @@ ns_compile_options(struct ns_compile *c, const struct ns_goal *goal,
      * goal, and may ask again. */
     if (c->n_nested == NS_SCHEMA_NESTED)
         return ns_compile_refuse(c, "grammar_limit",
-                                 goal->n ? goal->schema[0] : c->root, "oneOf",
+                                 goal->n ? goal->schema[0] : c->doc.root, "oneOf",
                                  "alternatives inside alternatives, more "
                                  "than 8 deep");
     memcpy(open, c->open, sizeof(open));

@@ -1,7 +1,6 @@
 #include <string.h>
 
 #include "engine/grammar_schema.h"
-#include "engine/schema_private.h"
 
 /* Whether the pattern of a patternProperties finds a name. */
 static bool
@@ -11,9 +10,9 @@ finds(struct ns_compile *c, const json_t *schema, const char *pattern,
     const struct ns_language *language;
 
     if (!ns_compile_language(c, schema, "patternProperties",
-                             ns_languages_get(&c->patterns, pattern,
-                                              strlen(pattern), &language,
-                                              c->err)))
+                             ns_language_pattern(&c->doc.languages, pattern,
+                                                 strlen(pattern), &language,
+                                                 c->err)))
         return false;
     *out = ns_language_has(language, name, strlen(name));
     return true;
@@ -57,8 +56,7 @@ is_a_name(struct ns_compile *c, const json_t *schema, const char *name,
     value = json_string(name);
     if (!value)
         return ns_compile_no_memory(c);
-    c->status =
-        ns_schema_check_part(c->root, names, value, &c->patterns, c->err);
+    c->status = ns_schema_check_part(&c->doc, names, value, c->err);
     json_decref(value);
     if (c->status == NS_REJECT && strcmp(c->err->code, "schema") == 0) {
         c->status = NS_OK;
@@ -168,8 +166,8 @@ split_cells(struct ns_compile *c, struct cell *cell, uint32_t *n,
 
             fine = ns_compile_language(
                 c, schema, "patternProperties",
-                ns_language_combine(cell[i].names, half[k], pattern,
-                                    &part->names, c->err));
+                ns_language_combine(&c->doc.languages, cell[i].names, half[k],
+                                    pattern, &part->names, c->err));
             part->matched = cell[i].matched | (k == 0) << number;
             if (fine && ns_language_is_empty(part->names))
                 ns_language_destroy(part->names);
@@ -196,36 +194,37 @@ other_names(struct ns_compile *c, const struct ns_option *option,
             struct ns_language **out)
 {
     const char **text = ns_compile_array(c, n_names + 1, sizeof(*text));
+    const json_t *first = option->of.n ? option->of.schema[0] : c->doc.root;
     struct ns_language *all = NULL, *other = NULL;
-    bool fine = text != NULL;
+    bool fine;
 
-    for (uint32_t i = 0; i < n_names && fine; i++)
+    if (!text)
+        return false;
+    for (uint32_t i = 0; i < n_names; i++)
         text[i] = name[i].name;
-    fine =
-        fine &&
-        ns_compile_language(c, c->root, "properties",
-                            ns_language_length(0, UINT32_MAX, &all, c->err)) &&
-        (n_names == 0 ||
-         (ns_compile_language(
-              c, option->of.schema[0], "properties",
-              ns_language_texts(text, n_names, &other, c->err)) &&
-          ns_compile_cut(c, &all, NS_LANGUAGE_FIRST_ONLY, other,
-                         option->of.schema[0], "properties")));
+    fine = ns_compile_language(c, first, "properties",
+                               ns_language_length(&c->doc.languages, 0,
+                                                  UINT32_MAX, &all, c->err)) &&
+           ns_compile_language(c, first, "properties",
+                               ns_language_texts(&c->doc.languages, text,
+                                                 n_names, &other, c->err)) &&
+           ns_compile_cut(c, &all, NS_LANGUAGE_FIRST_ONLY, other, first,
+                          "properties");
     for (uint32_t i = 0; i < option->of.n && fine; i++) {
         const json_t *names =
             json_object_get(option->of.schema[i], "propertyNames");
         struct ns_goal goal = { 0 };
 
-        if (names)
-            fine =
-                ns_goal_add(c, &goal, names) &&
-                (goal.nothing ? ns_compile_language(
-                                    c, c->root, "propertyNames",
-                                    ns_language_texts(NULL, 0, &other, c->err))
-                              : ns_goal_strings(c, &goal, &other)) &&
-                ns_compile_cut(c, &all, NS_LANGUAGE_BOTH, other,
-                               option->of.schema[i], "propertyNames");
+        if (!names)
+            continue;
+        ns_language_destroy(other);
+        other = NULL;
+        fine = ns_goal_add(c, &goal, names) &&
+               ns_goal_strings(c, &goal, &other) &&
+               ns_compile_cut(c, &all, NS_LANGUAGE_BOTH, other,
+                              option->of.schema[i], "propertyNames");
     }
+    ns_language_destroy(other);
     if (fine)
         *out = all;
     else
@@ -295,12 +294,12 @@ ns_option_others(struct ns_compile *c, const struct ns_option *option,
         const struct ns_language *language;
         const json_t *schema = option->of.schema[pattern[k].schema];
 
-        fine =
-            ns_compile_language(c, schema, "patternProperties",
-                                ns_languages_get(&c->patterns, pattern[k].text,
-                                                 strlen(pattern[k].text),
-                                                 &language, c->err)) &&
-            split_cells(c, cell, &n_cells, k, language, schema);
+        fine = ns_compile_language(c, schema, "patternProperties",
+                                   ns_language_pattern(&c->doc.languages,
+                                                       pattern[k].text,
+                                                       strlen(pattern[k].text),
+                                                       &language, c->err)) &&
+               split_cells(c, cell, &n_cells, k, language, schema);
     }
     for (uint32_t i = 0; i < n_cells; i++) {
         struct ns_others *one = &out[*n];

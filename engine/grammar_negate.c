@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "engine/grammar_schema.h"
-#include "engine/schema_private.h"
 
 struct ns_made *
 ns_made_find(struct ns_compile *c, const json_t *from, enum ns_made_kind kind)
@@ -319,7 +318,7 @@ negate_keyword(struct ns_compile *c, json_t *parts, const json_t *schema,
     if (strcmp(keyword, "not") == 0)
         return json_array_append(parts, value) == 0;
     if (strcmp(keyword, "$ref") == 0) {
-        if (ns_schema_resolve(c->root, value, &target, c->err) != NS_OK) {
+        if (ns_schema_resolve(&c->doc, value, &target, c->err) != NS_OK) {
             *known = false;
             return true;
         }

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/schema_private.h"
-
 /* --- failures and memory */
 
 /* The JSON pointer of a schema inside `at`; false where it is not there. */
@@ -45,7 +43,7 @@ ns_compile_refuse(struct ns_compile *c, const char *code, const json_t *schema,
     char place[160] = "", shown[48];
 
     /* Of a schema that was made on the way there is no place. */
-    find_place(c->root, schema, place, sizeof(place), 0);
+    find_place(c->doc.root, schema, place, sizeof(place), 0);
     snprintf(shown, sizeof(shown), "%s", keyword);
     ns_schema_clean(place);
     ns_schema_clean(shown);
@@ -69,7 +67,7 @@ ns_compile_array(struct ns_compile *c, size_t n, size_t size)
     if (array)
         return array;
     if (ns_arena_used(c->arena) + n * size > NS_SCHEMA_MEMORY)
-        ns_compile_refuse(c, "grammar_limit", c->root, "it",
+        ns_compile_refuse(c, "grammar_limit", c->doc.root, "it",
                           "compiling takes more than 64 MiB");
     else
         ns_compile_no_memory(c);
@@ -103,7 +101,7 @@ ns_goal_add(struct ns_compile *c, struct ns_goal *goal, const json_t *schema)
             return ns_compile_refuse(c, "unsupported", schema, "$ref",
                                      "it refers to itself with nothing in "
                                      "between");
-        c->status = ns_schema_resolve(c->root, ref, &schema, c->err);
+        c->status = ns_schema_resolve(&c->doc, ref, &schema, c->err);
         if (c->status != NS_OK)
             return false;
     }
@@ -147,7 +145,7 @@ rule_of(struct ns_compile *c, const struct ns_goal *goal, uint32_t *rule)
         }
     }
     if (c->n_goals >= NS_SCHEMA_GOALS)
-        return ns_compile_refuse(c, "grammar_limit", c->root, "it",
+        return ns_compile_refuse(c, "grammar_limit", c->doc.root, "it",
                                  "more than 16384 kinds of values");
     if (!ns_table_reserve(&c->goals))
         return ns_compile_no_memory(c);
@@ -542,10 +540,11 @@ write_document(struct ns_compile *c, uint32_t *start)
     struct ns_goal goal = { 0 };
     uint32_t rule;
 
-    if (!ns_goal_add(c, &goal, c->root) || !rule_of(c, &goal, &rule))
+    if (!ns_goal_add(c, &goal, c->doc.root) || !rule_of(c, &goal, &rule))
         return false;
     *start = ns_program_call(c->p, rule, ns_program_end(c->p, NS_OP_MATCH));
-    for (uint32_t i = 0; i < c->n_goals; i++)
+    /* A program that has failed says so when it is linked. */
+    for (uint32_t i = 0; i < c->n_goals && ns_program_step(c->p); i++)
         if (!write_goal(c, &c->goal[i], c->rule[i]))
             return false;
     return true;
@@ -555,7 +554,9 @@ enum ns_status
 ns_grammar_json_schema(const json_t *schema, struct ns_grammar **out,
                        struct ns_error *err)
 {
-    struct ns_compile c = { .root = schema, .err = err, .status = NS_OK };
+    struct ns_compile c = { .doc = { .root = schema },
+                            .err = err,
+                            .status = NS_OK };
     uint32_t start = NS_PROGRAM_FAIL;
 
     if (!json_is_object(schema) && !json_is_boolean(schema))
@@ -581,7 +582,7 @@ ns_grammar_json_schema(const json_t *schema, struct ns_grammar **out,
         ns_context(err, "schema");
 out:
     ns_made_fini(&c);
-    ns_languages_fini(&c.patterns);
+    ns_schema_doc_fini(&c.doc);
     ns_table_fini(&c.goals);
     free(c.goal);
     free(c.rule);

@@ -25,6 +25,7 @@
 
 #include "base/arena.h"
 #include "engine/grammar_json.h"
+#include "engine/schema_private.h"
 
 enum {
     NS_SCHEMA_OPTIONS = 1 << 10, /* of one goal */
@@ -80,7 +81,7 @@ struct ns_made {
 };
 
 struct ns_compile {
-    const json_t *root;
+    struct ns_schema_doc doc;
     struct ns_program *p;
     struct ns_json_writer w;
     struct ns_arena *arena;
@@ -93,7 +94,6 @@ struct ns_compile {
     struct ns_table made_index;             /* of made + 1 */
     const json_t *open[NS_SCHEMA_IN_PLACE]; /* being taken apart */
     unsigned n_open, n_nested;
-    struct ns_languages patterns;
     struct ns_error *err;
     enum ns_status status; /* the first failure; all ends behind it */
 };
@@ -159,9 +159,9 @@ bool ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
 /* Passes on how making a language went: a failure names the keyword. */
 bool ns_compile_language(struct ns_compile *c, const json_t *schema,
                          const char *keyword, enum ns_status status);
-/* Cuts *all down by another language, which it takes. */
+/* Puts another in place of *all: of what the two have together. */
 bool ns_compile_cut(struct ns_compile *c, struct ns_language **all,
-                    enum ns_language_op op, struct ns_language *other,
+                    enum ns_language_op op, const struct ns_language *other,
                     const json_t *schema, const char *keyword);
 
 /* min... and max... of arrays and objects; UINT32_MAX is no limit. */

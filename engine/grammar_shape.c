@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "engine/grammar_schema.h"
-#include "engine/schema_private.h"
 
 /* --- values that are listed */
 
@@ -34,7 +33,7 @@ find_list(struct ns_compile *c, const json_t *schema, unsigned depth,
         return *out || ns_compile_no_memory(c);
     }
     /* A reference that leads nowhere is refused where it is followed. */
-    if (ref && ns_schema_resolve(c->root, ref, &ref, &err) == NS_OK &&
+    if (ref && ns_schema_resolve(&c->doc, ref, &ref, &err) == NS_OK &&
         !find_list(c, ref, depth - 1, out, where))
         return false;
     for (size_t i = 0; i < json_array_size(all); i++)
@@ -69,8 +68,8 @@ is_let_through(struct ns_compile *c, const struct ns_goal *goal,
 
     for (uint32_t k = 0; k < goal->n && status == NS_OK; k++)
         status = ns_schema_check_part(
-            c->root, goal->schema[k] == listed ? unlisted : goal->schema[k],
-            value, &c->patterns, c->err);
+            &c->doc, goal->schema[k] == listed ? unlisted : goal->schema[k],
+            value, c->err);
     *out = status == NS_OK;
     if (status != NS_REJECT || strcmp(c->err->code, "schema") != 0)
         c->status = status;
@@ -320,20 +319,15 @@ ns_compile_language(struct ns_compile *c, const json_t *schema,
 
 bool
 ns_compile_cut(struct ns_compile *c, struct ns_language **all,
-               enum ns_language_op op, struct ns_language *other,
+               enum ns_language_op op, const struct ns_language *other,
                const json_t *schema, const char *keyword)
 {
     struct ns_language *both = NULL;
-    enum ns_status status;
 
-    if (!*all) {
-        *all = other;
-        return true;
-    }
-    status = ns_language_combine(*all, op, other, &both, c->err);
-    ns_language_destroy(other);
-    if (status != NS_OK)
-        return ns_compile_language(c, schema, keyword, status);
+    if (!ns_compile_language(c, schema, keyword,
+                             ns_language_combine(&c->doc.languages, *all, op,
+                                                 other, &both, c->err)))
+        return false;
     ns_language_destroy(*all);
     *all = both;
     return true;
@@ -351,8 +345,9 @@ texts_of(struct ns_compile *c, const json_t *list, struct ns_language **out)
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_is_string(json_array_get(list, i)))
             text[n++] = json_string_value(json_array_get(list, i));
-    return ns_compile_language(c, c->root, "enum",
-                               ns_language_texts(text, n, out, c->err));
+    return ns_compile_language(
+        c, c->doc.root, "enum",
+        ns_language_texts(&c->doc.languages, text, n, out, c->err));
 }
 
 /* By `pattern`, `format` or `enum` of `schema`, which stands in `around`. */
@@ -363,81 +358,69 @@ cut_by(struct ns_compile *c, struct ns_language **all, enum ns_language_op op,
     const json_t *pattern = json_object_get(schema, "pattern");
     const json_t *format = json_object_get(schema, "format");
     const json_t *list = json_object_get(schema, "enum");
+    const struct ns_language *found;
     struct ns_language *other = NULL;
     const char *text;
     uint32_t most;
+    bool fine = true;
 
-    if (pattern) {
-        if (!ns_compile_language(
-                c, around, "pattern",
-                ns_language_pattern(json_string_value(pattern),
-                                    json_string_length(pattern), &other,
-                                    c->err)) ||
-            !ns_compile_cut(c, all, op, other, around, "pattern"))
-            return false;
-    }
-    if (format) {
-        struct ns_language *length;
-
+    if (pattern)
+        fine =
+            ns_compile_language(c, around, "pattern",
+                                ns_language_pattern(&c->doc.languages,
+                                                    json_string_value(pattern),
+                                                    json_string_length(pattern),
+                                                    &found, c->err)) &&
+            ns_compile_cut(c, all, op, found, around, "pattern");
+    if (format && fine) {
         text = ns_schema_format(json_string_value(format), &most);
         if (!text)
             return ns_compile_refuse(c, "unsupported", around, "format",
                                      "it is not known here");
-        if (!ns_compile_language(
-                c, around, "format",
-                ns_language_pattern(text, strlen(text), &other, c->err)))
-            return false;
-        if (most != UINT32_MAX) {
-            if (!ns_compile_language(
-                    c, around, "format",
-                    ns_language_length(0, most, &length, c->err)) ||
-                !ns_compile_cut(c, &other, NS_LANGUAGE_BOTH, length, around,
-                                "format")) {
-                ns_language_destroy(other);
-                return false;
-            }
-        }
-        if (!ns_compile_cut(c, all, op, other, around, "format"))
-            return false;
+        fine = ns_compile_language(c, around, "format",
+                                   ns_language_length(&c->doc.languages, 0,
+                                                      most, &other, c->err)) &&
+               ns_compile_language(c, around, "format",
+                                   ns_language_pattern(&c->doc.languages, text,
+                                                       strlen(text), &found,
+                                                       c->err)) &&
+               ns_compile_cut(c, &other, NS_LANGUAGE_BOTH, found, around,
+                              "format") &&
+               ns_compile_cut(c, all, op, other, around, "format");
     }
     /* Only what is turned around lists texts here: an enum of the schema
      * itself would have been taken value by value. */
-    if (list && op == NS_LANGUAGE_FIRST_ONLY)
-        return texts_of(c, list, &other) &&
+    if (list && op == NS_LANGUAGE_FIRST_ONLY && fine) {
+        ns_language_destroy(other);
+        other = NULL;
+        fine = texts_of(c, list, &other) &&
                ns_compile_cut(c, all, op, other, around, "not");
-    return true;
+    }
+    ns_language_destroy(other);
+    return fine;
 }
 
 bool
 ns_option_strings(struct ns_compile *c, const struct ns_option *option,
                   struct ns_language **out)
 {
+    const json_t *first = option->of.n ? option->of.schema[0] : c->doc.root;
     struct ns_language *all = NULL;
     uint32_t min, max;
-    bool fine = true;
+    bool fine;
 
     ns_option_sizes(option, "minLength", "maxLength", &min, &max);
-    for (uint32_t i = 0; i < option->of.n && fine; i++)
-        fine = cut_by(c, &all, NS_LANGUAGE_BOTH, option->of.schema[i],
-                      option->of.schema[i]);
-    if (fine && (!all || min > 0 || max != UINT32_MAX)) {
-        struct ns_language *length = NULL;
-
-        fine =
-            ns_compile_language(
-                c, option->of.n ? option->of.schema[0] : c->root, "maxLength",
-                ns_language_length(min, max, &length, c->err)) &&
-            ns_compile_cut(c, &all, NS_LANGUAGE_BOTH, length,
-                           option->of.n ? option->of.schema[0] : c->root,
-                           "maxLength");
-    }
+    fine = ns_compile_language(
+        c, first, "maxLength",
+        ns_language_length(&c->doc.languages, min, max, &all, c->err));
     for (uint32_t i = 0; i < option->of.n && fine; i++) {
-        const json_t *not = json_object_get(option->of.schema[i], "not");
+        const json_t *schema = option->of.schema[i];
+        const json_t *not = json_object_get(schema, "not");
 
-        /* Others were turned into options. */
-        if (json_object_size(not ) == 1)
-            fine = cut_by(c, &all, NS_LANGUAGE_FIRST_ONLY, not,
-                          option->of.schema[i]);
+        fine = cut_by(c, &all, NS_LANGUAGE_BOTH, schema, schema) &&
+               /* Any other `not` was turned into options. */
+               (json_object_size(not ) != 1 ||
+                cut_by(c, &all, NS_LANGUAGE_FIRST_ONLY, not, schema));
     }
     if (fine)
         *out = all;
@@ -451,12 +434,13 @@ ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
                 struct ns_language **out)
 {
     struct ns_language *all = NULL;
-    struct ns_options options;
-    bool fine = ns_compile_options(c, goal, &options);
+    struct ns_options options = { 0 };
+    bool fine = ns_compile_language(
+        c, c->doc.root, "propertyNames", /* none, so far */
+        ns_language_texts(&c->doc.languages, NULL, 0, &all, c->err));
 
-    if (fine) /* none, so far */
-        fine = ns_compile_language(c, c->root, "propertyNames",
-                                   ns_language_texts(NULL, 0, &all, c->err));
+    if (fine && !goal->nothing)
+        fine = ns_compile_options(c, goal, &options);
     for (uint32_t i = 0; i < options.n && fine; i++) {
         const struct ns_option *option = &options.option[i];
         struct ns_language *one = NULL;
@@ -474,8 +458,9 @@ ns_goal_strings(struct ns_compile *c, const struct ns_goal *goal,
         else if (fine && (kinds & NS_KIND_STRING))
             fine = ns_option_strings(c, option, &one);
         if (fine && one)
-            fine = ns_compile_cut(c, &all, NS_LANGUAGE_EITHER, one, c->root,
+            fine = ns_compile_cut(c, &all, NS_LANGUAGE_EITHER, one, c->doc.root,
                                   "propertyNames");
+        ns_language_destroy(one);
         json_decref(values);
     }
     if (fine)

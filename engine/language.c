@@ -60,6 +60,16 @@ settle(uint32_t *bound, uint32_t n)
     return kept;
 }
 
+static enum ns_status
+check_work(const struct ns_languages *in, struct ns_error *err)
+{
+    if (in->n_steps <= NS_LANGUAGE_STEPS)
+        return NS_OK;
+    return ns_refuse(err, "grammar_limit", NULL,
+                     "patterns and names together take more than %d steps",
+                     NS_LANGUAGE_STEPS);
+}
+
 /* Room for state number n_states; its ways are not set yet. */
 static enum ns_status
 add_state(struct ns_language *l, struct ns_error *err)
@@ -102,6 +112,7 @@ ns_language_destroy(struct ns_language *l)
 /* --- from a program over code points: sets of its places become states */
 
 struct subset {
+    struct ns_languages *in;
     const struct ns_program *p;
     struct ns_language *l;
     struct ns_table states;
@@ -110,7 +121,6 @@ struct subset {
     uint32_t begin_capacity;
     uint32_t *seen, *todo, n_todo, round;
     uint32_t absorbing; /* a place from where all is accepted, or FAIL */
-    uint64_t n_steps;
 };
 
 static bool
@@ -149,7 +159,7 @@ follow(struct subset *s, bool begins, bool ends, bool *matches)
         uint32_t at = s->todo[--s->n_todo];
         const struct ns_instruction *in = ns_program_at(s->p, at);
 
-        s->n_steps++;
+        s->in->n_steps++;
         switch (in->op) {
         case NS_OP_SPLIT:
             visit(s, in->a);
@@ -239,7 +249,7 @@ step(struct subset *s, uint32_t state, uint32_t class, struct ns_error *err)
     for (uint32_t i = s->begin[state]; i < s->begin[state + 1]; i++) {
         const struct ns_instruction *in = ns_program_at(s->p, s->pool[i]);
 
-        s->n_steps++;
+        s->in->n_steps++;
         if (in->op == NS_OP_RANGE && code >= in->a && code <= in->b)
             visit(s, in->next);
     }
@@ -249,10 +259,9 @@ step(struct subset *s, uint32_t state, uint32_t class, struct ns_error *err)
                                "a set of strings needs more than %d places",
                                NS_LANGUAGE_CELLS)
                    : no_memory(err);
-    if (s->n_steps > NS_LANGUAGE_STEPS)
-        return ns_refuse(err, "grammar_limit", NULL,
-                         "a set of strings takes more than %d steps",
-                         NS_LANGUAGE_STEPS);
+    status = check_work(s->in, err);
+    if (status != NS_OK)
+        return status;
     status = intern(s, false, &to, err);
     if (status == NS_OK)
         s->l->to[(size_t)state * s->l->n_classes + class] = to;
@@ -282,15 +291,16 @@ find_bounds(struct subset *s)
 }
 
 static enum ns_status
-determinise(const struct ns_program *p, uint32_t start, uint32_t absorbing,
-            struct ns_language **out, struct ns_error *err)
+determinise(struct ns_languages *in, const struct ns_program *p, uint32_t start,
+            uint32_t absorbing, struct ns_language **out, struct ns_error *err)
 {
     size_t n_code = ns_program_size(p);
-    struct subset s = { .p = p, .absorbing = absorbing, .round = 1 };
+    struct subset s = { .in = in, .p = p, .absorbing = absorbing, .round = 1 };
     enum ns_status status = ns_program_check(p, err);
     bool matches = false;
     uint32_t state;
 
+    in->n_steps += ns_program_steps(p);
     if (status != NS_OK)
         return status;
     s.l = calloc(1, sizeof(*s.l));
@@ -332,9 +342,9 @@ begin_program(struct ns_program **out, struct ns_error *err)
     return *out ? NS_OK : no_memory(err);
 }
 
-enum ns_status
-ns_language_pattern(const char *pattern, size_t length,
-                    struct ns_language **out, struct ns_error *err)
+static enum ns_status
+make_pattern(struct ns_languages *in, const char *pattern, size_t length,
+             struct ns_language **out, struct ns_error *err)
 {
     struct ns_program *p = NULL;
     struct ns_regex *regex;
@@ -353,7 +363,7 @@ ns_language_pattern(const char *pattern, size_t length,
     first = ns_regex_code_points(regex, p, behind);
     before = ns_program_loop(p, first);
     ns_program_close(p, before, ns_program_range(p, 0, N_CODES - 1, before));
-    status = determinise(p, before, any, out, err);
+    status = determinise(in, p, before, any, out, err);
 out:
     ns_program_destroy(p);
     ns_regex_destroy(regex);
@@ -361,8 +371,59 @@ out:
 }
 
 enum ns_status
-ns_language_length(uint32_t least, uint32_t most, struct ns_language **out,
-                   struct ns_error *err)
+ns_language_pattern(struct ns_languages *in, const char *pattern, size_t length,
+                    const struct ns_language **out, struct ns_error *err)
+{
+    uint32_t hash = ns_table_hash(pattern, length), number;
+    struct ns_kept_language one = { NULL, NULL }, *moved;
+    enum ns_status status;
+    size_t i;
+
+    for (i = ns_table_first(&in->known, hash);
+         (number = ns_table_at(&in->known, &i, hash)) != 0;)
+        if (strcmp(in->kept[number - 1].pattern, pattern) == 0) {
+            *out = in->kept[number - 1].language;
+            return NS_OK;
+        }
+    if (in->n == in->capacity) {
+        uint32_t wanted = in->capacity ? 2 * in->capacity : 8;
+
+        moved = realloc(in->kept, wanted * sizeof(*moved));
+        if (!moved)
+            return no_memory(err);
+        in->kept = moved;
+        in->capacity = wanted;
+    }
+    one.pattern = strndup(pattern, length);
+    if (!one.pattern || !ns_table_reserve(&in->known)) {
+        free(one.pattern);
+        return no_memory(err);
+    }
+    status = make_pattern(in, pattern, length, &one.language, err);
+    if (status != NS_OK) {
+        free(one.pattern);
+        return status;
+    }
+    in->kept[in->n++] = one;
+    ns_table_put(&in->known, hash, in->n);
+    *out = one.language;
+    return NS_OK;
+}
+
+void
+ns_languages_fini(struct ns_languages *in)
+{
+    for (uint32_t i = 0; i < in->n; i++) {
+        free(in->kept[i].pattern);
+        ns_language_destroy(in->kept[i].language);
+    }
+    free(in->kept);
+    ns_table_fini(&in->known);
+}
+
+enum ns_status
+ns_language_length(struct ns_languages *in, uint32_t least, uint32_t most,
+                   struct ns_language **out, struct ns_error *err)
 {
     struct ns_program *p;
     enum ns_status status = begin_program(&p, err);
@@ -383,14 +444,14 @@ ns_language_length(uint32_t least, uint32_t most, struct ns_language **out,
     }
     if (most < least)
         at = NS_PROGRAM_FAIL;
-    status = determinise(p, at, NS_PROGRAM_FAIL, out, err);
+    status = determinise(in, p, at, NS_PROGRAM_FAIL, out, err);
     ns_program_destroy(p);
     return status;
 }
 
 enum ns_status
-ns_language_texts(const char *const *text, size_t n, struct ns_language **out,
-                  struct ns_error *err)
+ns_language_texts(struct ns_languages *in, const char *const *text, size_t n,
+                  struct ns_language **out, struct ns_error *err)
 {
     struct ns_program *p;
     enum ns_status status = begin_program(&p, err);
@@ -414,7 +475,7 @@ ns_language_texts(const char *const *text, size_t n, struct ns_language **out,
         }
         all = ns_program_split(p, at, all);
     }
-    status = determinise(p, all, NS_PROGRAM_FAIL, out, err);
+    status = determinise(in, p, all, NS_PROGRAM_FAIL, out, err);
     ns_program_destroy(p);
     return status;
 }
@@ -434,6 +495,7 @@ is_sink(const struct ns_language *l, uint32_t state)
 /* --- two at once: pairs of states become states */
 
 struct pairs {
+    struct ns_languages *in;
     const struct ns_language *a, *b;
     bool *a_sinks, *b_sinks; /* per state */
     struct ns_language *l;
@@ -493,7 +555,9 @@ walk_pairs(struct pairs *s, struct ns_error *err)
     uint32_t state = 0;
     enum ns_status status = intern_pair(s, 0, 0, &state, err);
 
-    for (state = 0; status == NS_OK && state < s->l->n_states; state++)
+    for (state = 0; status == NS_OK && state < s->l->n_states; state++) {
+        s->in->n_steps += s->l->n_classes;
+        status = check_work(s->in, err);
         for (uint32_t c = 0; status == NS_OK && c < s->l->n_classes; c++) {
             uint32_t code = s->l->bound[c], to = state;
             const uint32_t *at = s->pair + 2 * (size_t)state;
@@ -508,15 +572,16 @@ walk_pairs(struct pairs *s, struct ns_error *err)
             if (status == NS_OK)
                 s->l->to[(size_t)state * s->l->n_classes + c] = to;
         }
+    }
     return status;
 }
 
 enum ns_status
-ns_language_combine(const struct ns_language *a, enum ns_language_op op,
-                    const struct ns_language *b, struct ns_language **out,
-                    struct ns_error *err)
+ns_language_combine(struct ns_languages *in, const struct ns_language *a,
+                    enum ns_language_op op, const struct ns_language *b,
+                    struct ns_language **out, struct ns_error *err)
 {
-    struct pairs s = { .a = a, .b = b, .op = op };
+    struct pairs s = { .in = in, .a = a, .b = b, .op = op };
     size_t n = (size_t)a->n_classes + b->n_classes;
     enum ns_status status;
 
@@ -548,46 +613,6 @@ out:
     free(s.pair);
     free(s.a_sinks);
     return status;
-}
-
-enum ns_status
-ns_languages_get(struct ns_languages *known, const char *pattern, size_t length,
-                 const struct ns_language **out, struct ns_error *err)
-{
-    struct ns_named_language *at;
-    enum ns_status status;
-
-    for (size_t i = 0; i < known->n; i++)
-        if (strcmp(known->at[i].pattern, pattern) == 0) {
-            *out = known->at[i].language;
-            return NS_OK;
-        }
-    at = realloc(known->at, (known->n + 1) * sizeof(*at));
-    if (!at)
-        return no_memory(err);
-    known->at = at;
-    at += known->n;
-    at->pattern = strdup(pattern);
-    if (!at->pattern)
-        return no_memory(err);
-    status = ns_language_pattern(pattern, length, &at->language, err);
-    if (status != NS_OK) {
-        free(at->pattern);
-        return status;
-    }
-    known->n++;
-    *out = at->language;
-    return NS_OK;
-}
-
-void
-ns_languages_fini(struct ns_languages *known)
-{
-    for (size_t i = 0; i < known->n; i++) {
-        free(known->at[i].pattern);
-        ns_language_destroy(known->at[i].language);
-    }
-    free(known->at);
 }
 
 /* --- questions, and the way into a program */

@@ -15,27 +15,46 @@
 #define NS_ENGINE_LANGUAGE_H
 
 #include "engine/program.h"
+#include "engine/table.h"
 
 enum {
     NS_LANGUAGE_STATES = 1 << 17,
     NS_LANGUAGE_CELLS = 1 << 22,
-    NS_LANGUAGE_STEPS = 1 << 26, /* work of making one */
+    NS_LANGUAGE_STEPS = 1 << 26, /* work of all that one struct makes */
 };
 
 struct ns_language; /* opaque */
 
-/* All strings in which the pattern is found (ECMAScript's; regex.h). */
-enum ns_status ns_language_pattern(const char *pattern, size_t length,
-                                   struct ns_language **out,
+/* Where languages are made: those of patterns are kept, to be asked for again,
+ * and the work of all together has a limit, so that a schema of many patterns
+ * takes no longer than one. Zeroed, then fini. */
+struct ns_languages {
+    struct ns_kept_language {
+        char *pattern;
+        struct ns_language *language;
+    } * kept;
+    uint32_t n, capacity;
+    struct ns_table known; /* of kept + 1 */
+    uint64_t n_steps;
+};
+void ns_languages_fini(struct ns_languages *in);
+
+/* All strings in which the pattern is found (ECMAScript's; regex.h). *out
+ * stays with `in`. */
+enum ns_status ns_language_pattern(struct ns_languages *in, const char *pattern,
+                                   size_t length,
+                                   const struct ns_language **out,
                                    struct ns_error *err);
 
-/* All strings of `least` to `most` code points; UINT32_MAX is no limit. */
-enum ns_status ns_language_length(uint32_t least, uint32_t most,
-                                  struct ns_language **out,
+/* The other three make one that is the caller's: all strings of `least` to
+ * `most` code points (UINT32_MAX is no limit); these texts, in UTF-8; what two
+ * have together. */
+enum ns_status ns_language_length(struct ns_languages *in, uint32_t least,
+                                  uint32_t most, struct ns_language **out,
                                   struct ns_error *err);
 
-/* These texts, in UTF-8. */
-enum ns_status ns_language_texts(const char *const *text, size_t n,
+enum ns_status ns_language_texts(struct ns_languages *in,
+                                 const char *const *text, size_t n,
                                  struct ns_language **out,
                                  struct ns_error *err);
 
@@ -45,27 +64,12 @@ enum ns_language_op {
     NS_LANGUAGE_FIRST_ONLY, /* in a, and not in b */
 };
 
-enum ns_status ns_language_combine(const struct ns_language *a,
-                                   enum ns_language_op op,
-                                   const struct ns_language *b,
-                                   struct ns_language **out,
-                                   struct ns_error *err);
+enum ns_status
+ns_language_combine(struct ns_languages *in, const struct ns_language *a,
+                    enum ns_language_op op, const struct ns_language *b,
+                    struct ns_language **out, struct ns_error *err);
 
 void ns_language_destroy(struct ns_language *language); /* takes NULL */
-
-/* Patterns that were made once: zeroed, then fini. */
-struct ns_languages {
-    struct ns_named_language {
-        char *pattern;
-        struct ns_language *language;
-    } * at;
-    size_t n;
-};
-/* As ns_language_pattern; *out stays with `known`. */
-enum ns_status ns_languages_get(struct ns_languages *known, const char *pattern,
-                                size_t length, const struct ns_language **out,
-                                struct ns_error *err);
-void ns_languages_fini(struct ns_languages *known);
 
 bool ns_language_is_empty(const struct ns_language *language);
 bool ns_language_has(const struct ns_language *language, const char *text,

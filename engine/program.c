@@ -390,6 +390,12 @@ ns_program_at(const struct ns_program *p, uint32_t at)
 }
 
 uint32_t
+ns_program_steps(const struct ns_program *p)
+{
+    return p->n_steps;
+}
+
+uint32_t
 ns_program_size(const struct ns_program *p)
 {
     return p->n_code;

@@ -135,6 +135,7 @@ bool ns_program_work(struct ns_program *p, size_t steps);
 const struct ns_instruction *ns_program_at(const struct ns_program *p,
                                            uint32_t at);
 uint32_t ns_program_size(const struct ns_program *p);
+uint32_t ns_program_steps(const struct ns_program *p); /* so far */
 /* NS_OK, or what has failed so far. */
 enum ns_status ns_program_check(const struct ns_program *p,
                                 struct ns_error *err);

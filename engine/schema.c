@@ -242,8 +242,8 @@ ns_check_pattern(struct ns_check *c, const char *keyword, const char *pattern,
 {
     const struct ns_language *language;
 
-    c->status =
-        ns_languages_get(c->patterns, pattern, length, &language, c->err);
+    c->status = ns_language_pattern(&c->doc->languages, pattern, length,
+                                    &language, c->err);
     if (c->status == NS_OK)
         return language;
     ns_context(c->err, "schema: %s", keyword);
@@ -364,7 +364,7 @@ check_ref(struct ns_check *c, const struct ns_asked *q)
 {
     const json_t *target;
 
-    c->status = ns_schema_resolve(c->root, q->value, &target, c->err);
+    c->status = ns_schema_resolve(c->doc, q->value, &target, c->err);
     return c->status == NS_OK
                ? ns_check_schema(c, target, q->instance, q->place)
                : NS_BROKEN;
@@ -374,7 +374,7 @@ check_ref(struct ns_check *c, const struct ns_asked *q)
 static enum ns_verdict
 check_id(struct ns_check *c, const struct ns_asked *q)
 {
-    if (q->schema == c->root)
+    if (q->schema == c->doc->root)
         return NS_VALID;
     return broken(c, "unsupported", q->keyword, "it stands inside a schema");
 }
@@ -477,13 +477,10 @@ ns_check_schema(struct ns_check *c, const json_t *schema,
 }
 
 enum ns_status
-ns_schema_check_part(const json_t *root, const json_t *schema,
-                     const json_t *instance, struct ns_languages *patterns,
-                     struct ns_error *err)
+ns_schema_check_part(struct ns_schema_doc *doc, const json_t *schema,
+                     const json_t *instance, struct ns_error *err)
 {
-    struct ns_check c = {
-        .root = root, .err = err, .status = NS_OK, .patterns = patterns
-    };
+    struct ns_check c = { .doc = doc, .err = err, .status = NS_OK };
     enum ns_verdict verdict = ns_check_schema(&c, schema, instance, NULL);
 
     return verdict == NS_VALID     ? NS_OK
@@ -495,10 +492,9 @@ enum ns_status
 ns_schema_check(const json_t *schema, const json_t *instance,
                 struct ns_error *err)
 {
-    struct ns_languages patterns = { 0 };
-    enum ns_status status =
-        ns_schema_check_part(schema, schema, instance, &patterns, err);
+    struct ns_schema_doc doc = { .root = schema };
+    enum ns_status status = ns_schema_check_part(&doc, schema, instance, err);
 
-    ns_languages_fini(&patterns);
+    ns_schema_doc_fini(&doc);
     return status;
 }

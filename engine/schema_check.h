@@ -20,12 +20,11 @@ struct ns_place {
 };
 
 struct ns_check {
-    const json_t *root;
+    struct ns_schema_doc *doc; /* borrowed */
     struct ns_error *err;
     enum ns_status status; /* what NS_BROKEN stands for */
     unsigned depth;
     uint32_t n_steps;
-    struct ns_languages *patterns; /* borrowed */
 };
 
 /* A keyword with its value and the schema around it, and what it is asked

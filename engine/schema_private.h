@@ -10,12 +10,22 @@
 #include "base/error.h"
 #include "engine/language.h"
 
-/* As ns_schema_check, by a schema that is a part of the document `root`, in
- * which references are looked up. Keeps what it makes of patterns in
- * `patterns`. */
-enum ns_status ns_schema_check_part(const json_t *root, const json_t *schema,
+/* A document of schemas at work: what is looked up in it again and again.
+ * Zeroed but for `root`, then fini. */
+struct ns_schema_doc {
+    const json_t *root; /* borrowed */
+    struct ns_languages languages;
+    const json_t **anchor; /* schemas that have one */
+    uint32_t n_anchors, anchor_capacity;
+    struct ns_table anchors; /* of anchor + 1, by name */
+    bool has_looked;         /* for anchors */
+};
+void ns_schema_doc_fini(struct ns_schema_doc *doc);
+
+/* As ns_schema_check, by a schema that is a part of the document. */
+enum ns_status ns_schema_check_part(struct ns_schema_doc *doc,
+                                    const json_t *schema,
                                     const json_t *instance,
-                                    struct ns_languages *patterns,
                                     struct ns_error *err);
 
 /* Equal as JSON Schema has it: 1 and 1.0 are. */
@@ -33,7 +43,7 @@ bool ns_json_multiple(const json_t *value, const json_t *of, bool *out);
 
 /* The schema that a `$ref` names: "#", "#/a/b", "#anchor", each also behind
  * the root's own "$id". NS_REJECT for all others. */
-enum ns_status ns_schema_resolve(const json_t *root, const json_t *ref,
+enum ns_status ns_schema_resolve(struct ns_schema_doc *doc, const json_t *ref,
                                  const json_t **out, struct ns_error *err);
 
 /* Makes text of a schema or a value fit for an error, in place: whole

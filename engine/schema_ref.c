@@ -18,10 +18,26 @@ bool
 ns_schema_is_note(const char *keyword)
 {
     static const char *const note[] = {
-        "title", "description", "default", "examples", "$comment", "$schema",
-        "$defs", "definitions", "deprecated", "readOnly", "writeOnly",
-        "$anchor", "$dynamicAnchor", "contentMediaType", "contentEncoding",
-        "contentSchema", "example", "externalDocs", "xml", "discriminator",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "$comment",
+        "$schema",
+        "$defs",
+        "definitions",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$anchor",
+        "$dynamicAnchor",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+        "example",
+        "externalDocs",
+        "xml",
+        "discriminator",
     };
 
     if (strncmp(keyword, "x-", 2) == 0)
@@ -125,44 +141,98 @@ follow(const json_t *at, char *pointer)
     return at;
 }
 
-/* The schema with that anchor, wherever one can stand. ($dynamicAnchor is
- * more to $dynamicRef alone, which is refused.) */
-static const json_t *
-find_anchor(const json_t *at, const char *name)
+/* Notes every schema that has an anchor, wherever one can stand. (A
+ * $dynamicAnchor is more to $dynamicRef alone, which is refused.) False when
+ * memory has run out. */
+static bool
+note_anchors(struct ns_schema_doc *doc, const json_t *at)
 {
-    static const char *const kind[] = { "$anchor", "$dynamicAnchor" };
-    const json_t *found = NULL;
+    json_t *object = (json_t *)at; /* for its iterators */
 
-    for (size_t i = 0; i < sizeof(kind) / sizeof(*kind); i++) {
-        const char *anchor = json_string_value(json_object_get(at, kind[i]));
+    for (size_t i = 0; i < json_array_size(at); i++)
+        if (!note_anchors(doc, json_array_get(at, i)))
+            return false;
+    for (void *i = json_object_iter(object); i;
+         i = json_object_iter_next(object, i)) {
+        const char *key = json_object_iter_key(i);
+        const json_t *value = json_object_iter_value(i);
 
-        if (anchor && strcmp(anchor, name) == 0)
-            return at;
-    }
-    if (json_is_object(at)) {
-        json_t *object = (json_t *)at; /* for its iterators */
+        if (strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 ||
+            strcmp(key, "default") == 0 || strcmp(key, "examples") == 0)
+            continue;
+        if (!note_anchors(doc, value))
+            return false;
+        if (!json_is_string(value) ||
+            (strcmp(key, "$anchor") != 0 && strcmp(key, "$dynamicAnchor") != 0))
+            continue;
+        if (doc->n_anchors == doc->anchor_capacity) {
+            uint32_t wanted =
+                doc->anchor_capacity ? 2 * doc->anchor_capacity : 8;
+            const json_t **moved =
+                realloc(doc->anchor, wanted * sizeof(*moved));
 
-        for (void *i = json_object_iter(object); i && !found;
-             i = json_object_iter_next(object, i)) {
-            const char *key = json_object_iter_key(i);
-
-            if (strcmp(key, "enum") && strcmp(key, "const") &&
-                strcmp(key, "default") && strcmp(key, "examples"))
-                found = find_anchor(json_object_iter_value(i), name);
+            if (!moved)
+                return false;
+            doc->anchor = moved;
+            doc->anchor_capacity = wanted;
         }
-    } else if (json_is_array(at)) {
-        for (size_t i = 0; i < json_array_size(at) && !found; i++)
-            found = find_anchor(json_array_get(at, i), name);
+        if (!ns_table_reserve(&doc->anchors))
+            return false;
+        doc->anchor[doc->n_anchors++] = at;
+        ns_table_put(
+            &doc->anchors,
+            ns_table_hash(json_string_value(value), json_string_length(value)),
+            doc->n_anchors);
     }
-    return found;
+    return true;
+}
+
+static bool
+is_named(const json_t *schema, const char *keyword, const char *name)
+{
+    const char *anchor = json_string_value(json_object_get(schema, keyword));
+
+    return anchor && strcmp(anchor, name) == 0;
+}
+
+/* *out is NULL where there is none. False when memory has run out. */
+static bool
+find_anchor(struct ns_schema_doc *doc, const char *name, const json_t **out)
+{
+    uint32_t hash = ns_table_hash(name, strlen(name)), number;
+    size_t i;
+
+    if (!doc->has_looked && !note_anchors(doc, doc->root))
+        return false;
+    doc->has_looked = true;
+    for (i = ns_table_first(&doc->anchors, hash);
+         (number = ns_table_at(&doc->anchors, &i, hash)) != 0;) {
+        const json_t *schema = doc->anchor[number - 1];
+
+        if (!is_named(schema, "$anchor", name) &&
+            !is_named(schema, "$dynamicAnchor", name))
+            continue;
+        *out = schema;
+        return true;
+    }
+    *out = NULL;
+    return true;
+}
+
+void
+ns_schema_doc_fini(struct ns_schema_doc *doc)
+{
+    ns_languages_fini(&doc->languages);
+    ns_table_fini(&doc->anchors);
+    free(doc->anchor);
 }
 
 enum ns_status
-ns_schema_resolve(const json_t *root, const json_t *ref, const json_t **out,
-                  struct ns_error *err)
+ns_schema_resolve(struct ns_schema_doc *doc, const json_t *ref,
+                  const json_t **out, struct ns_error *err)
 {
     const char *text = json_string_value(ref);
-    const char *id = json_string_value(json_object_get(root, "$id"));
+    const char *id = json_string_value(json_object_get(doc->root, "$id"));
     const json_t *found = NULL;
     char *fragment;
 
@@ -176,15 +246,19 @@ ns_schema_resolve(const json_t *root, const json_t *ref, const json_t **out,
         return refuse("unsupported", ref,
                       "leads out of the schema; only # is looked up", err);
     if (text[0] == '\0' || text[1] == '\0') {
-        *out = root;
+        *out = doc->root;
         return NS_OK;
     }
     fragment = strdup(text + 1);
     if (!fragment)
         return ns_fail(err, NS_FATAL, "out of memory for a reference");
     unescape(fragment);
-    found = fragment[0] == '/' ? follow(root, fragment)
-                               : find_anchor(root, fragment);
+    if (fragment[0] == '/') {
+        found = follow(doc->root, fragment);
+    } else if (!find_anchor(doc, fragment, &found)) {
+        free(fragment);
+        return ns_fail(err, NS_FATAL, "out of memory for a reference");
+    }
     free(fragment);
     if (!found)
         return refuse("bad_param", ref, "names nothing", err);

@@ -673,6 +673,17 @@ what_is_too_large_is_refused_with_the_limit(void **state)
                          "schema#: pattern: a set of strings");
     refused_for_its_size(parsed("{\"pattern\":\"(a{1000}){1000}\"}"),
                          "pattern: it compiles to more than 262144");
+    /* Patterns that are within it one by one. */
+    schema = json_object();
+    for (int i = 0; i < 2000; i++) {
+        snprintf(name, sizeof(name), "^(a|b)*a(a|b){12}c{%d}$", i);
+        json_object_set_new(schema, name, json_pack("{s:s,s:i}", "pattern", name,
+                                                    "maxLength", 3));
+    }
+    refused_for_its_size(json_pack("{s:s,s:o,s:b}", "type", "object",
+                                   "properties", schema,
+                                   "additionalProperties", 0),
+                         "patterns and names together");
     /* An enum of a megabyte in one text. */
     memset(huge, 'x', 1 << 20);
     huge[1 << 20] = '\0';
