@@ -32,6 +32,7 @@ enum {
     NS_GRAMMAR_BYTES = 1 << 20,  /* the shortest text that satisfies it */
     NS_REGEX_BYTES = 1 << 16,    /* a pattern */
     NS_REGEX_DEPTH = 64,         /* groups inside groups */
+    NS_REGEX_PROPERTIES = 8,     /* \p{...} in a pattern */
     NS_REGEX_REPEAT = 1 << 16,   /* m and n of {m,n} */
     NS_CHOICE_BYTES = 1 << 20,   /* all choices together */
 };
@@ -52,9 +53,9 @@ enum ns_status ns_grammar_json_object(struct ns_grammar **out,
                                       struct ns_error *err);
 
 /* A text that matches as a whole. Of ECMAScript's expressions: characters,
- * classes, `.`, \d \w \s and their complements, escapes, groups, alternatives,
- * * + ? {m,n}, and ^ $ where they change nothing. Look-around, references
- * back and \b are `unsupported`. */
+ * classes, `.`, \d \w \s, \p{...} (general categories and scripts) and their
+ * complements, escapes, groups, alternatives, * + ? {m,n}, and ^ $ where they
+ * change nothing. Look-around, references back and \b are `unsupported`. */
 enum ns_status ns_grammar_regex(const char *pattern, size_t length,
                                 struct ns_grammar **out,
                                 struct ns_error *err);

@@ -353,6 +353,7 @@ make_pattern(struct ns_languages *in, const char *pattern, size_t length,
 
     if (status != NS_OK)
         return status;
+    in->n_steps += ns_regex_steps(regex);
     status = begin_program(&p, err);
     if (status != NS_OK)
         goto out;

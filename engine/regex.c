@@ -1,7 +1,9 @@
 #include "engine/regex.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unictype.h>
 
 #include "base/reader.h"
 
@@ -25,6 +27,7 @@ struct ns_regex {
     struct node *node;
     struct ns_range *range;
     uint32_t n_nodes, node_capacity, n_ranges, range_capacity, root;
+    uint32_t n_properties;
 };
 
 struct parser {
@@ -261,6 +264,83 @@ take_character(struct parser *in)
     return code;
 }
 
+/* All code points that have a property, by libunistring's tables. */
+static void
+add_property(struct parser *in, const char *name, size_t length)
+{
+    char text[64];
+    uc_general_category_t category = { 0 };
+    const uc_script_t *script = NULL;
+    uint32_t first = NONE;
+
+    snprintf(text, sizeof(text), "%.*s", (int)length, name);
+    if (strncmp(text, "Script=", 7) == 0 || strncmp(text, "sc=", 3) == 0)
+        script = uc_script_byname(strchr(text, '=') + 1);
+    else if (strncmp(text, "General_Category=", 17) == 0 ||
+             strncmp(text, "gc=", 3) == 0)
+        category = uc_general_category_byname(strchr(text, '=') + 1);
+    else
+        category = uc_general_category_byname(text);
+    if (!script && !category.bitmask) {
+        refuse(in, "unsupported", "a property of Unicode that is not known");
+        return;
+    }
+    for (uint32_t code = 0; code <= LAST_CODE + 1; code++) {
+        bool has = code <= LAST_CODE &&
+                   (script ? uc_is_script(code, script)
+                           : uc_is_general_category(code, category));
+
+        if (has && first == NONE)
+            first = code;
+        if (!has && first != NONE) {
+            add_range(in, first, code - 1);
+            first = NONE;
+        }
+    }
+}
+
+/* Behind \p or \P: {L}, {Letter}, {gc=Lu}, {Script=Greek}. */
+static void
+take_property(struct parser *in, bool all_but)
+{
+    uint32_t from = in->regex->n_ranges;
+    const char *name = in->at, *end;
+
+    if (!take(in, '{')) {
+        refuse(in, "bad_param", "\\p wants a name in braces");
+        return;
+    }
+    name = in->at;
+    end = memchr(name, '}', (size_t)(in->end - name));
+    if (!end) {
+        refuse(in, "bad_param", "\\p wants a name in braces");
+        return;
+    }
+    if (in->regex->n_properties++ == NS_REGEX_PROPERTIES) {
+        refuse(in, "grammar_limit", "more than 8 properties of Unicode");
+        return;
+    }
+    add_property(in, name, (size_t)(end - name));
+    in->at = end + 1;
+    if (all_but && in->status == NS_OK)
+        complement(in, from);
+}
+
+/* Behind a backslash, what stands for a class of its own. Takes nothing
+ * of anything else. */
+static bool
+take_class_escape(struct parser *in)
+{
+    if (take(in, 'p') || take(in, 'P')) {
+        take_property(in, in->at[-1] == 'P');
+        return true;
+    }
+    if (!more(in) || !add_shorthand(in, *in->at))
+        return false;
+    in->at++;
+    return true;
+}
+
 /* Behind a backslash, what stands for one character. */
 static uint32_t
 take_escape(struct parser *in)
@@ -298,9 +378,6 @@ take_escape(struct parser *in)
     case 'b':
     case 'B':
         return refuse(in, "unsupported", "a word boundary");
-    case 'p':
-    case 'P':
-        return refuse(in, "unsupported", "a property of Unicode");
     case 'k':
         return refuse(in, "unsupported", "a reference back");
     default:
@@ -323,8 +400,7 @@ class_atom(struct parser *in, bool *whole)
         return take_character(in);
     if (take(in, 'b'))
         return '\b';
-    if (more(in) && add_shorthand(in, *in->at)) {
-        in->at++;
+    if (take_class_escape(in)) {
         *whole = true;
         return 0;
     }
@@ -437,10 +513,8 @@ parse_atom(struct parser *in)
     if (strchr("*+?", *in->at))
         return refuse(in, "bad_param", "there is nothing to repeat");
     if (take(in, '\\')) {
-        if (more(in) && add_shorthand(in, *in->at)) {
-            in->at++;
+        if (take_class_escape(in))
             return make_class(in, from);
-        }
         code = take_escape(in);
         if (in->status != NS_OK)
             return NONE;
@@ -584,6 +658,12 @@ ns_regex_parse(const char *pattern, size_t length, struct ns_regex **out,
     }
     *out = in.regex;
     return NS_OK;
+}
+
+uint64_t
+ns_regex_steps(const struct ns_regex *regex)
+{
+    return regex->n_properties * (uint64_t)LAST_CODE;
 }
 
 void

@@ -21,6 +21,9 @@ enum ns_status ns_regex_parse(const char *pattern, size_t length,
                               struct ns_regex **out, struct ns_error *err);
 void ns_regex_destroy(struct ns_regex *regex); /* takes NULL */
 
+/* What reading it took beyond its length, in steps of language.h. */
+uint64_t ns_regex_steps(const struct ns_regex *regex);
+
 /* Bytes that match as a whole, then `next`. ^ and $ are refused where they
  * could change anything: not at an end of the pattern. */
 enum ns_status ns_regex_bytes(const struct ns_regex *regex,
