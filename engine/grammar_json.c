@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAST_CODE = 0x10ffff };
+#include "engine/grow.h"
 
 static uint32_t
 byte(struct ns_json_writer *w, char c, uint32_t next)
@@ -124,7 +124,7 @@ spell_hex(struct ns_json_writer *w, uint32_t first, uint32_t last,
     static const struct ns_radix pair = { 10, 0xdc00, surrogate };
     static const struct ns_range part[] = { { 0x1, 0xd7ff },
                                             { 0xe000, 0xffff },
-                                            { 0x10000, LAST_CODE } };
+                                            { 0x10000, NS_LAST_CODE } };
     uint32_t at = NS_PROGRAM_FAIL;
 
     for (size_t i = 0; i < sizeof(part) / sizeof(*part); i++) {
@@ -152,7 +152,7 @@ spell_class(struct ns_json_writer *w, const struct ns_range *range, size_t n,
     /* What stands for itself: all but controls, quote and backslash. */
     static const struct ns_range plain[] = { { 0x20, 0x21 },
                                              { 0x23, 0x5b },
-                                             { 0x5d, LAST_CODE } };
+                                             { 0x5d, NS_LAST_CODE } };
     struct ns_byte_set letter = { { 0 } };
     bool shortest = w->spelling == NS_SPELL_SHORTEST, any_letter = false;
     uint32_t at = NS_PROGRAM_FAIL;
@@ -200,27 +200,6 @@ spell_class(struct ns_json_writer *w, const struct ns_range *range, size_t n,
     return at;
 }
 
-static bool
-grow(struct ns_json_writer *w, void **array, uint32_t needed,
-     uint32_t *capacity, size_t size)
-{
-    uint32_t wanted = *capacity ? *capacity : 64;
-    void *moved;
-
-    while (wanted < needed)
-        wanted *= 2; /* as many as a program has instructions, at most */
-    if (wanted == *capacity)
-        return true;
-    moved = realloc(*array, wanted * size);
-    if (!moved) {
-        ns_program_no_memory(w->p);
-        return false;
-    }
-    *array = moved;
-    *capacity = wanted;
-    return true;
-}
-
 /* The rule that spells this class; made when it is first asked for. False
  * when the program has failed. */
 static bool
@@ -230,6 +209,7 @@ class_rule(struct ns_json_writer *w, const struct ns_range *range, uint32_t n,
     uint32_t number,
         hash = ns_table_hash(range, n * sizeof(*range)) + w->spelling;
     struct ns_json_class *class;
+    struct ns_range *ranges;
     size_t i;
 
     for (i = ns_table_first(&w->known, hash);
@@ -241,13 +221,17 @@ class_rule(struct ns_json_writer *w, const struct ns_range *range, uint32_t n,
             return true;
         }
     }
-    if (!ns_program_step(w->p) ||
-        !grow(w, (void **)&w->class, w->n_classes + 1, &w->class_capacity,
-              sizeof(*w->class)) ||
-        !grow(w, (void **)&w->range, w->n_ranges + n, &w->range_capacity,
-              sizeof(*w->range)))
+    if (!ns_program_step(w->p))
         return false;
-    if (!ns_table_reserve(&w->known)) {
+    class = ns_grown(w->class, w->n_classes + 1, &w->class_capacity,
+                     sizeof(*class));
+    if (class)
+        w->class = class;
+    ranges = ns_grown(w->range, w->n_ranges + n, &w->range_capacity,
+                      sizeof(*ranges));
+    if (ranges)
+        w->range = ranges;
+    if (!class || !ranges || !ns_table_reserve(&w->known)) {
         ns_program_no_memory(w->p);
         return false;
     }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/grammar_schema.h"
+#include "engine/grow.h"
 
 struct ns_made *
 ns_made_find(struct ns_compile *c, const json_t *from, enum ns_made_kind kind)
@@ -22,19 +23,12 @@ ns_made_keep(struct ns_compile *c, const json_t *from, enum ns_made_kind kind,
              json_t *schema)
 {
     uint32_t hash = ns_table_hash(&from, sizeof(from)) + (uint32_t)kind;
+    struct ns_made *moved;
 
-    if (c->n_made == c->made_capacity) {
-        uint32_t wanted = c->made_capacity ? 2 * c->made_capacity : 32;
-        struct ns_made *moved = realloc(c->made, wanted * sizeof(*moved));
-
-        if (!moved) {
-            json_decref(schema);
-            return ns_compile_no_memory(c);
-        }
+    moved = ns_grown(c->made, c->n_made + 1, &c->made_capacity, sizeof(*moved));
+    if (moved)
         c->made = moved;
-        c->made_capacity = wanted;
-    }
-    if (!ns_table_reserve(&c->made_index)) {
+    if (!moved || !ns_table_reserve(&c->made_index)) {
         json_decref(schema);
         return ns_compile_no_memory(c);
     }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/grammar_json.h"
+#include "engine/grow.h"
 
 /* How the digits so far stand to those of a bound. */
 enum order { EQUAL, BELOW, ABOVE };
@@ -169,18 +170,11 @@ write_place(struct digits *d, const struct place *place)
     if (!ns_program_step(d->p))
         return NS_PROGRAM_FAIL;
     at = write_new(d, place);
-    if (d->n_known == d->known_capacity) {
-        uint32_t wanted = d->known_capacity ? 2 * d->known_capacity : 256;
-
-        moved = realloc(d->known, wanted * sizeof(*moved));
-        if (!moved) {
-            ns_program_no_memory(d->p);
-            return NS_PROGRAM_FAIL;
-        }
+    moved =
+        ns_grown(d->known, d->n_known + 1, &d->known_capacity, sizeof(*moved));
+    if (moved)
         d->known = moved;
-        d->known_capacity = wanted;
-    }
-    if (!ns_table_reserve(&d->table)) {
+    if (!moved || !ns_table_reserve(&d->table)) {
         ns_program_no_memory(d->p);
         return NS_PROGRAM_FAIL;
     }

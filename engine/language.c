@@ -4,10 +4,11 @@
 #include <string.h>
 
 #include "base/reader.h"
+#include "engine/grow.h"
 #include "engine/regex.h"
 #include "engine/table.h"
 
-enum { N_CODES = 0x110000 };
+enum { N_CODES = NS_LAST_CODE + 1 };
 
 /* Every state has a way for every code point; one of them may be a sink. */
 struct ns_language {
@@ -126,18 +127,11 @@ struct subset {
 static bool
 grow(uint32_t **array, uint32_t needed, uint32_t *capacity)
 {
-    uint32_t wanted = *capacity ? *capacity : 256, *moved;
+    uint32_t *moved = ns_grown(*array, needed, capacity, sizeof(*moved));
 
-    if (needed <= *capacity)
-        return true;
-    while (wanted < needed)
-        wanted *= 2; /* needed is below 2^24 */
-    moved = realloc(*array, wanted * sizeof(*moved));
-    if (!moved)
-        return false;
-    *array = moved;
-    *capacity = wanted;
-    return true;
+    if (moved)
+        *array = moved;
+    return moved != NULL;
 }
 
 static void
@@ -386,15 +380,10 @@ ns_language_pattern(struct ns_languages *in, const char *pattern, size_t length,
             *out = in->kept[number - 1].language;
             return NS_OK;
         }
-    if (in->n == in->capacity) {
-        uint32_t wanted = in->capacity ? 2 * in->capacity : 8;
-
-        moved = realloc(in->kept, wanted * sizeof(*moved));
-        if (!moved)
-            return no_memory(err);
-        in->kept = moved;
-        in->capacity = wanted;
-    }
+    moved = ns_grown(in->kept, in->n + 1, &in->capacity, sizeof(*moved));
+    if (!moved)
+        return no_memory(err);
+    in->kept = moved;
     one.pattern = strndup(pattern, length);
     if (!one.pattern || !ns_table_reserve(&in->known)) {
         free(one.pattern);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "engine/grow.h"
 #include "engine/table.h"
 
 struct ns_program {
@@ -45,36 +46,30 @@ ns_program_step(struct ns_program *p)
     return ns_program_work(p, 1);
 }
 
-/* Room for one more element; false when memory has run out. */
-static bool
-grow(struct ns_program *p, void **array, uint32_t n, uint32_t *capacity,
-     size_t size)
+/* Room for one more element; NULL when memory has run out. */
+static void *
+grown(struct ns_program *p, void *array, uint32_t n, uint32_t *capacity,
+      size_t size)
 {
-    uint32_t wanted = *capacity ? 2 * *capacity : 64;
-    void *moved;
+    void *moved = ns_grown(array, n + 1, capacity, size);
 
-    if (n < *capacity)
-        return true;
-    moved = realloc(*array, wanted * size); /* all counts stay below 2^23 */
-    if (!moved) {
-        p->out_of_memory = true;
-        return false;
-    }
-    *array = moved;
-    *capacity = wanted;
-    return true;
+    p->out_of_memory |= !moved;
+    return moved;
 }
 
 static uint32_t
 append(struct ns_program *p, const struct ns_instruction *in)
 {
+    struct ns_instruction *code;
+
     if (p->n_code >= NS_GRAMMAR_CODE) {
         p->over_code = true;
         return NS_PROGRAM_FAIL;
     }
-    if (!grow(p, (void **)&p->code, p->n_code, &p->code_capacity,
-              sizeof(*p->code)))
+    code = grown(p, p->code, p->n_code, &p->code_capacity, sizeof(*code));
+    if (!code)
         return NS_PROGRAM_FAIL;
+    p->code = code;
     p->code[p->n_code] = *in;
     return p->n_code++;
 }
@@ -152,6 +147,7 @@ ns_program_set(struct ns_program *p, const struct ns_byte_set *set,
                uint32_t next)
 {
     uint32_t hash = ns_table_hash(set, sizeof(*set)), number;
+    struct ns_byte_set *sets;
     size_t i;
 
     if (next == NS_PROGRAM_FAIL)
@@ -164,8 +160,11 @@ ns_program_set(struct ns_program *p, const struct ns_byte_set *set,
         p->over_sets = true;
         return NS_PROGRAM_FAIL;
     }
-    if (!grow(p, (void **)&p->set, p->n_sets, &p->set_capacity, sizeof(*set)) ||
-        !ns_table_reserve(&p->known_sets)) {
+    sets = grown(p, p->set, p->n_sets, &p->set_capacity, sizeof(*sets));
+    if (!sets)
+        return NS_PROGRAM_FAIL;
+    p->set = sets;
+    if (!ns_table_reserve(&p->known_sets)) {
         p->out_of_memory = true;
         return NS_PROGRAM_FAIL;
     }
@@ -361,9 +360,14 @@ ns_program_close(struct ns_program *p, uint32_t loop, uint32_t body)
 uint32_t
 ns_program_rule(struct ns_program *p)
 {
-    if (!ns_program_step(p) || !grow(p, (void **)&p->rule, p->n_rules,
-                                     &p->rule_capacity, sizeof(*p->rule)))
+    uint32_t *rule;
+
+    if (!ns_program_step(p))
         return 0;
+    rule = grown(p, p->rule, p->n_rules, &p->rule_capacity, sizeof(*rule));
+    if (!rule)
+        return 0;
+    p->rule = rule;
     p->rule[p->n_rules] = NS_PROGRAM_FAIL;
     return p->n_rules++;
 }

@@ -78,6 +78,8 @@ struct ns_range {
     uint32_t first, last;
 };
 
+enum { NS_LAST_CODE = 0x10ffff };
+
 enum { NS_PROGRAM_FAIL = 0 };
 
 struct ns_program; /* opaque: one that grows */

@@ -1,15 +1,13 @@
 #include "engine/regex.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unictype.h>
 
 #include "base/reader.h"
+#include "engine/grow.h"
+#include "engine/ranges.h"
 
 enum kind { EMPTY, CLASS, CONCAT, ALTERNATE, REPEAT, ANCHOR };
-enum { LAST_CODE = 0x10ffff };
-
 #define NONE     UINT32_MAX
 #define NO_LIMIT UINT32_MAX
 
@@ -25,8 +23,8 @@ struct node {
 
 struct ns_regex {
     struct node *node;
-    struct ns_range *range;
-    uint32_t n_nodes, node_capacity, n_ranges, range_capacity, root;
+    struct ns_ranges ranges; /* of all classes */
+    uint32_t n_nodes, node_capacity, root;
     uint32_t n_properties;
 };
 
@@ -49,35 +47,26 @@ refuse(struct parser *in, const char *code, const char *what)
     return NONE;
 }
 
-static bool
-grow(struct parser *in, void **array, uint32_t n, uint32_t *capacity,
-     size_t size)
+static void
+no_memory(struct parser *in)
 {
-    uint32_t wanted = *capacity ? 2 * *capacity : 32;
-    void *moved;
-
-    if (n < *capacity)
-        return true;
-    moved = realloc(*array, wanted * size); /* bounded by NS_REGEX_BYTES */
-    if (!moved) {
-        if (in->status == NS_OK)
-            in->status =
-                ns_fail(in->err, NS_FATAL, "out of memory reading a pattern");
-        return false;
-    }
-    *array = moved;
-    *capacity = wanted;
-    return true;
+    if (in->status == NS_OK)
+        in->status =
+            ns_fail(in->err, NS_FATAL, "out of memory reading a pattern");
 }
 
 static uint32_t
 make(struct parser *in, enum kind kind, uint32_t child)
 {
     struct ns_regex *regex = in->regex;
+    struct node *moved = ns_grown(regex->node, regex->n_nodes + 1,
+                                  &regex->node_capacity, sizeof(*moved));
 
-    if (!grow(in, (void **)&regex->node, regex->n_nodes, &regex->node_capacity,
-              sizeof(*regex->node)))
+    if (!moved) {
+        no_memory(in);
         return NONE;
+    }
+    regex->node = moved;
     regex->node[regex->n_nodes] =
         (struct node){ .kind = kind, .child = child, .before = NONE };
     return regex->n_nodes++;
@@ -112,101 +101,6 @@ take_text(struct parser *in, const char *text)
 
 /* --- classes */
 
-static void
-add_range(struct parser *in, uint32_t first, uint32_t last)
-{
-    struct ns_regex *regex = in->regex;
-
-    if (grow(in, (void **)&regex->range, regex->n_ranges,
-             &regex->range_capacity, sizeof(*regex->range)))
-        regex->range[regex->n_ranges++] = (struct ns_range){ first, last };
-}
-
-static int
-by_first(const void *a, const void *b)
-{
-    const struct ns_range *x = a, *y = b;
-
-    return (x->first > y->first) - (x->first < y->first);
-}
-
-/* Sorts and joins the ranges behind `from`. */
-static void
-join(struct ns_regex *regex, uint32_t from)
-{
-    struct ns_range *range = regex->range + from;
-    uint32_t n = regex->n_ranges - from, kept = 0;
-
-    if (n == 0)
-        return;
-    qsort(range, n, sizeof(*range), by_first);
-    for (uint32_t i = 1; i < n; i++)
-        if (range[i].first > range[kept].last + 1)
-            range[++kept] = range[i];
-        else if (range[i].last > range[kept].last)
-            range[kept].last = range[i].last;
-    regex->n_ranges = from + kept + 1;
-}
-
-/* All other code points than those behind `from`. */
-static void
-complement(struct parser *in, uint32_t from)
-{
-    struct ns_regex *regex = in->regex;
-    uint32_t n, begin = 0;
-
-    join(regex, from);
-    n = regex->n_ranges;
-    for (uint32_t i = from; i < n && in->status == NS_OK; i++) {
-        struct ns_range range = regex->range[i];
-
-        if (range.first > begin)
-            add_range(in, begin, range.first - 1);
-        begin = range.last + 1;
-    }
-    if (begin <= LAST_CODE)
-        add_range(in, begin, LAST_CODE);
-    if (in->status != NS_OK)
-        return;
-    memmove(regex->range + from, regex->range + n,
-            (regex->n_ranges - n) * sizeof(*regex->range));
-    regex->n_ranges -= n - from;
-}
-
-/* \d \w \s and, in capitals, all but these. */
-static bool
-add_shorthand(struct parser *in, char letter)
-{
-    static const struct ns_range space[] = {
-        { 0x09, 0x0d },     { 0x20, 0x20 },     { 0xa0, 0xa0 },
-        { 0x1680, 0x1680 }, { 0x2000, 0x200a }, { 0x2028, 0x2029 },
-        { 0x202f, 0x202f }, { 0x205f, 0x205f }, { 0x3000, 0x3000 },
-        { 0xfeff, 0xfeff },
-    };
-    uint32_t from = in->regex->n_ranges;
-
-    switch (letter | 0x20) {
-    case 'd':
-        add_range(in, '0', '9');
-        break;
-    case 'w':
-        add_range(in, '0', '9');
-        add_range(in, 'A', 'Z');
-        add_range(in, '_', '_');
-        add_range(in, 'a', 'z');
-        break;
-    case 's':
-        for (size_t i = 0; i < sizeof(space) / sizeof(*space); i++)
-            add_range(in, space[i].first, space[i].last);
-        break;
-    default:
-        return false;
-    }
-    if (!(letter & 0x20))
-        complement(in, from);
-    return true;
-}
-
 static uint32_t
 hex(struct parser *in, unsigned n)
 {
@@ -238,8 +132,8 @@ take_unicode(struct parser *in)
 
         while (in->at + n < in->end && in->at[n] != '}' && n <= 6)
             n++;
-        code = n >= 1 && n <= 6 ? hex(in, n) : LAST_CODE + 1;
-        if (!take(in, '}') || code > LAST_CODE)
+        code = n >= 1 && n <= 6 ? hex(in, n) : NS_LAST_CODE + 1;
+        if (!take(in, '}') || code > NS_LAST_CODE)
             return refuse(in, "bad_param", "\\u{...} is no code point");
         return code;
     }
@@ -264,46 +158,11 @@ take_character(struct parser *in)
     return code;
 }
 
-/* All code points that have a property, by libunistring's tables. */
-static void
-add_property(struct parser *in, const char *name, size_t length)
-{
-    char text[64];
-    uc_general_category_t category = { 0 };
-    const uc_script_t *script = NULL;
-    uint32_t first = NONE;
-
-    snprintf(text, sizeof(text), "%.*s", (int)length, name);
-    if (strncmp(text, "Script=", 7) == 0 || strncmp(text, "sc=", 3) == 0)
-        script = uc_script_byname(strchr(text, '=') + 1);
-    else if (strncmp(text, "General_Category=", 17) == 0 ||
-             strncmp(text, "gc=", 3) == 0)
-        category = uc_general_category_byname(strchr(text, '=') + 1);
-    else
-        category = uc_general_category_byname(text);
-    if (!script && !category.bitmask) {
-        refuse(in, "unsupported", "a property of Unicode that is not known");
-        return;
-    }
-    for (uint32_t code = 0; code <= LAST_CODE + 1; code++) {
-        bool has = code <= LAST_CODE &&
-                   (script ? uc_is_script(code, script)
-                           : uc_is_general_category(code, category));
-
-        if (has && first == NONE)
-            first = code;
-        if (!has && first != NONE) {
-            add_range(in, first, code - 1);
-            first = NONE;
-        }
-    }
-}
-
 /* Behind \p or \P: {L}, {Letter}, {gc=Lu}, {Script=Greek}. */
 static void
 take_property(struct parser *in, bool all_but)
 {
-    uint32_t from = in->regex->n_ranges;
+    uint32_t from = in->regex->ranges.n;
     const char *name = in->at, *end;
 
     if (!take(in, '{')) {
@@ -320,10 +179,13 @@ take_property(struct parser *in, bool all_but)
         refuse(in, "grammar_limit", "more than 8 properties of Unicode");
         return;
     }
-    add_property(in, name, (size_t)(end - name));
+    if (!ns_ranges_property(&in->regex->ranges, name, (size_t)(end - name))) {
+        refuse(in, "unsupported", "a property of Unicode that is not known");
+        return;
+    }
     in->at = end + 1;
     if (all_but && in->status == NS_OK)
-        complement(in, from);
+        ns_ranges_complement(&in->regex->ranges, from);
 }
 
 /* Behind a backslash, what stands for a class of its own. Takes nothing
@@ -335,7 +197,7 @@ take_class_escape(struct parser *in)
         take_property(in, in->at[-1] == 'P');
         return true;
     }
-    if (!more(in) || !add_shorthand(in, *in->at))
+    if (!more(in) || !ns_ranges_shorthand(&in->regex->ranges, *in->at))
         return false;
     in->at++;
     return true;
@@ -418,7 +280,7 @@ class_body(struct parser *in)
             return;
         if (in->end - in->at < 2 || *in->at != '-' || in->at[1] == ']') {
             if (!whole)
-                add_range(in, first, first);
+                ns_ranges_add(&in->regex->ranges, first, first);
             continue;
         }
         in->at++;
@@ -429,7 +291,7 @@ class_body(struct parser *in)
             refuse(in, "bad_param", "a range that has no order");
             return;
         }
-        add_range(in, first, last);
+        ns_ranges_add(&in->regex->ranges, first, last);
     }
     if (!take(in, ']'))
         refuse(in, "bad_param", "a class is not closed");
@@ -439,14 +301,18 @@ class_body(struct parser *in)
 static uint32_t
 make_class(struct parser *in, uint32_t from)
 {
-    struct ns_regex *regex = in->regex;
+    struct ns_ranges *ranges = &in->regex->ranges;
     uint32_t at = in->status == NS_OK ? make(in, CLASS, NONE) : NONE;
 
     if (at == NONE)
         return NONE;
-    join(regex, from);
-    regex->node[at].first = from;
-    regex->node[at].n = regex->n_ranges - from;
+    if (ranges->failed) {
+        no_memory(in);
+        return NONE;
+    }
+    ns_ranges_join(ranges, from);
+    in->regex->node[at].first = from;
+    in->regex->node[at].n = ranges->n - from;
     return at;
 }
 
@@ -485,7 +351,7 @@ parse_atom(struct parser *in)
     static const struct ns_range newline[] = { { '\n', '\n' },
                                                { '\r', '\r' },
                                                { 0x2028, 0x2029 } };
-    uint32_t from = in->regex->n_ranges, at, code;
+    uint32_t from = in->regex->ranges.n, at, code;
 
     if (take(in, '('))
         return parse_group(in);
@@ -498,8 +364,9 @@ parse_atom(struct parser *in)
     }
     if (take(in, '.')) {
         for (size_t i = 0; i < sizeof(newline) / sizeof(*newline); i++)
-            add_range(in, newline[i].first, newline[i].last);
-        complement(in, from);
+            ns_ranges_add(&in->regex->ranges, newline[i].first,
+                          newline[i].last);
+        ns_ranges_complement(&in->regex->ranges, from);
         return make_class(in, from);
     }
     if (take(in, '[')) {
@@ -507,7 +374,7 @@ parse_atom(struct parser *in)
 
         class_body(in);
         if (all_but && in->status == NS_OK)
-            complement(in, from);
+            ns_ranges_complement(&in->regex->ranges, from);
         return make_class(in, from);
     }
     if (strchr("*+?", *in->at))
@@ -521,7 +388,7 @@ parse_atom(struct parser *in)
     } else {
         code = take_character(in);
     }
-    add_range(in, code, code);
+    ns_ranges_add(&in->regex->ranges, code, code);
     return make_class(in, from);
 }
 
@@ -663,7 +530,7 @@ ns_regex_parse(const char *pattern, size_t length, struct ns_regex **out,
 uint64_t
 ns_regex_steps(const struct ns_regex *regex)
 {
-    return regex->n_properties * (uint64_t)LAST_CODE;
+    return regex->n_properties * (uint64_t)NS_LAST_CODE;
 }
 
 void
@@ -672,7 +539,7 @@ ns_regex_destroy(struct ns_regex *regex)
     if (!regex)
         return;
     free(regex->node);
-    free(regex->range);
+    ns_ranges_fini(&regex->ranges);
     free(regex);
 }
 
@@ -688,7 +555,7 @@ struct writer {
 static uint32_t
 write_class(struct writer *w, const struct node *node, uint32_t next)
 {
-    const struct ns_range *range = w->regex->range + node->first;
+    const struct ns_range *range = w->regex->ranges.at + node->first;
     uint32_t at = NS_PROGRAM_FAIL;
 
     if (w->bytes)

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/reader.h"
+#include "engine/grow.h"
 #include "engine/json.h"
 #include "engine/schema_private.h"
 
@@ -155,7 +156,7 @@ note_anchors(struct ns_schema_doc *doc, const json_t *at)
     for (void *i = json_object_iter(object); i;
          i = json_object_iter_next(object, i)) {
         const char *key = json_object_iter_key(i);
-        const json_t *value = json_object_iter_value(i);
+        const json_t *value = json_object_iter_value(i), **moved;
 
         if (strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 ||
             strcmp(key, "default") == 0 || strcmp(key, "examples") == 0)
@@ -165,18 +166,11 @@ note_anchors(struct ns_schema_doc *doc, const json_t *at)
         if (!json_is_string(value) ||
             (strcmp(key, "$anchor") != 0 && strcmp(key, "$dynamicAnchor") != 0))
             continue;
-        if (doc->n_anchors == doc->anchor_capacity) {
-            uint32_t wanted =
-                doc->anchor_capacity ? 2 * doc->anchor_capacity : 8;
-            const json_t **moved =
-                realloc(doc->anchor, wanted * sizeof(*moved));
-
-            if (!moved)
-                return false;
+        moved = ns_grown(doc->anchor, doc->n_anchors + 1, &doc->anchor_capacity,
+                         sizeof(*moved));
+        if (moved)
             doc->anchor = moved;
-            doc->anchor_capacity = wanted;
-        }
-        if (!ns_table_reserve(&doc->anchors))
+        if (!moved || !ns_table_reserve(&doc->anchors))
             return false;
         doc->anchor[doc->n_anchors++] = at;
         ns_table_put(
