@@ -72,8 +72,13 @@ weight(struct bench *b, enum ns_packing packing, uint32_t n, uint32_t k,
     size_t size = (size_t)n * k * count;
     float *wide = malloc(size * sizeof(*wide));
     uint16_t *narrow = malloc(size * sizeof(*narrow));
-    struct ns_matrix matrix = { b->dtype == NS_BF16 ? (void *)narrow : wide,
-                                b->dtype, n, k, count };
+    struct ns_matrix matrix = {
+        .data = b->dtype == NS_BF16 ? (void *)narrow : wide,
+        .dtype = b->dtype,
+        .n = n,
+        .k = k,
+        .count = count,
+    };
     struct ns_weight out;
     struct ns_error err;
 

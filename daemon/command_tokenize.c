@@ -212,6 +212,11 @@ ns_command_tokenize(int argc, char **argv)
         return leave;
     if (t.decode && t.chat)
         return ns_arguments_misused(&usage, "--decode and --chat are two ways");
+    if (!t.chat && (t.text || t.thinking))
+        return ns_arguments_misused(&usage,
+                                    "--text and --thinking go with --chat");
+    if (t.count && (t.text || t.decode))
+        return ns_arguments_misused(&usage, "--count is of ids, not of text");
     status = ns_arguments_load(&arguments, &options, &err);
     if (status == NS_OK)
         status = tokenize(&t, options, argc, argv, &err);

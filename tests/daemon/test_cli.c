@@ -458,6 +458,14 @@ tokenize_goes_there_and_back(void **state)
     assert_true(file_says(in_folder("stdout"), "call:f{a:1}"));
     assert_int_equal(RUN("tokenize", "-m", program_model, "--decode", "9999"),
                      65);
+    /* What would change nothing is refused, not ignored. */
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--text", "hi"), 64);
+    assert_true(file_says(in_folder("stderr"), "--text and --thinking go"));
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--thinking", "hi"),
+                     64);
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--decode", "--count",
+                         "5"), 64);
+    assert_int_equal(RUN("tokenize", "-m", program_model, "--count", "hi"), 0);
 }
 
 static void
