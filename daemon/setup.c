@@ -264,9 +264,12 @@ ns_setup_judge(const struct ns_options *options, struct ns_judge_options *out,
         return ns_fail(err, NS_REJECT, "validators.checks: c needs "
                        "validators.cc");
     if (out->python)
-        status = ns_tool_check(out->python, "validators.python", err);
+        status = ns_tool_try_python(out->python, err);
     if (status == NS_OK && out->cc)
-        status = ns_tool_check(out->cc, "validators.cc", err);
+        status = ns_tool_try_c(out->cc, err);
+    if ((out->python || out->cc) && !ns_tool_fences_files())
+        ns_log_warn("validators.files", "error=\"this kernel has no Landlock: "
+                    "a tool may read what we may\"");
     return status;
 }
 

@@ -2,10 +2,11 @@
  *
  * The tool runs in a process of its own, which is told apart from us by all
  * that a process can be: no descriptor but its pipes, an empty environment, /
- * as its folder, limits of memory, time, files and processes, no new rights, no
- * network, no tracing, no signals to others, and a process group that is killed
- * as a whole when the clock says so. It reads the code from its standard input
- * and never runs it.
+ * as its folder, limits of memory and time, no file written, no process but
+ * those that it waits for, no new rights, no network, no tracing, no signals to
+ * others, and a process group that is killed as a whole when the clock says so.
+ * Where the kernel has Landlock it reads programs, libraries and headers, and
+ * no other file. It reads the code from its standard input and never runs it.
  *
  * Thread: any; waits for the tool, NS_TOOL_MS at most.
  */
@@ -42,6 +43,9 @@ int ns_tool_main(char **argv);
 enum ns_status ns_tool_check(const char *path, const char *key,
                              struct ns_error *err);
 
+/* Whether the kernel holds the tool to its own files. */
+bool ns_tool_fences_files(void);
+
 /* argv[0] is the tool's path. NS_RETRY: it can't be started. */
 enum ns_status ns_tool_run(const char *const *argv, const char *input,
                            size_t length, struct ns_tool_answer *out,
@@ -49,12 +53,18 @@ enum ns_status ns_tool_run(const char *const *argv, const char *input,
 
 /* Python and C. True: it parses. False: `says` is why, in one line; `*status`
  * is not NS_OK where the tool itself failed, which says nothing of the code.
- * C's includes are held to names inside the compiler's own folders. */
+ * C's includes are held to names inside the compiler's own folders, and what
+ * the compiler says of a file other than the code is not passed on. */
 bool ns_tool_python(const char *python, const char *code, size_t length,
                     struct ns_tool_answer *answer, enum ns_status *status,
                     struct ns_error *err);
 bool ns_tool_c(const char *cc, const char *code, size_t length,
                struct ns_tool_answer *answer, enum ns_status *status,
                struct ns_error *err);
+
+/* ns_tool_check, and whether the tool tells good code from bad: one that does
+ * not would turn down each answer, or none. NS_REJECT names the key. */
+enum ns_status ns_tool_try_python(const char *python, struct ns_error *err);
+enum ns_status ns_tool_try_c(const char *cc, struct ns_error *err);
 
 #endif

@@ -217,6 +217,8 @@ python_parses_or_says_where_it_does_not_and_nothing_runs(void **state)
     char says[NS_TOOL_SAYS + 1], path[] = "/tmp/nightshift-tool-XXXXXX";
     char code[256];
     char *deep = rounds("x = ", "(", 60000);
+    static const char *const heavy[] = { "-", "not ", "1+", "a.b.", "lambda:",
+                                         "[", "f'{" };
 
     (void)state;
     assert_true(parses(true, "def f(x):\n    return x + 1\n", NULL));
@@ -226,6 +228,15 @@ python_parses_or_says_where_it_does_not_and_nothing_runs(void **state)
     assert_null(strchr(says, '\n'));
     assert_false(parses(true, "return 1", says));
     assert_false(parses(true, "x = '\xff'", says));
+    assert_false(parses(true, "x = \xe2\x80\x9c", says));
+    assert_non_null(strstr(says, "\xe2\x80\x9c"));
+    assert_false(parses(true, "# coding: rot13\nx = 1\n", says));
+    for (size_t i = 0; i < sizeof(heavy) / sizeof(heavy[0]); i++) {
+        assert_false(parses(true, rounds("x = ", heavy[i], 9000), says));
+        assert_null(strstr(says, "Traceback"));
+    }
+    assert_true(parses(true, "x = 9 ** 9 ** 9 ** 9\ny = 'a' * 10 ** 12\n",
+                       NULL));
     assert_false(parses(true, deep, says));
     assert_int_equal(close(mkstemp(path)), 0);
     snprintf(code, sizeof(code), "import os\nos.unlink('%s')\n", path);
@@ -251,6 +262,21 @@ c_parses_or_says_where_it_does_not_and_reads_no_file_of_ours(void **state)
         "#pragma GCC dependency \"/etc/passwd\"\n",
         "#include </dev/stdin>\n",
         "#include",
+        "#include \"etc/passwd\"\n", /* from its folder, / */
+        "#include \"dev/zero\"\n",
+        "#include <sys/../../../etc/passwd>\n",
+        "#inc\\ \nlude \"/etc/passwd\"\n",
+        "#inc\\\r\nlude \"/etc/passwd\"\n",
+        "\\\n#\\\n\\\ninclude \"/etc/passwd\"\n",
+        "\xef\xbb\xbf#include \"/etc/passwd\"\n",
+        "int x;\r#include \"/etc/passwd\"\n",
+        /* Where a comment seems to begin, and does not. */
+        "// \\\n/*\n#include \"/etc/passwd\"\n//*/\n",
+        "char *s = R\"(\n/* )\";\n#include \"/etc/passwd\"\n/* */\n",
+        "/* a *\\\n/#include \"/etc/passwd\"\n",
+        "/*\n*//**/#/**//*\n*/include \"/etc/passwd\"\n",
+        "%\\\n:include \"/etc/passwd\"\n",
+        "#/**/pragma/**/GCC dependency \"/etc/passwd\"\n",
     };
     char says[NS_TOOL_SAYS + 1];
 
@@ -265,12 +291,36 @@ c_parses_or_says_where_it_does_not_and_reads_no_file_of_ours(void **state)
         if (parses(false, bad[i], says))
             fail_msg("%s", bad[i]);
         assert_null(strstr(says, "root"));
+        assert_null(strstr(says, ":1:"));
     }
+    /* Of another file's words nothing is passed on. */
+    assert_false(parses(false, "int x;\n#line 1 \"/etc/passwd\"\nroot y;\n",
+                        says));
+    assert_null(strstr(says, "root"));
+    assert_true(parses(false, "#pragma GCC diagnostic push\n"
+                              "#include \"stdio.h\"\n#if 1 // # include\n"
+                              "#endif\n%:define N 1\nint x; /* # */\n",
+                       NULL));
+    /* Depth, which a compiler answers with its own death. */
+    assert_false(parses(false, rounds("int x = ", "(", 60000), says));
+    assert_false(parses(false, rounds("int x = ", "{", 60000), says));
     /* Much work from little text. */
     assert_false(parses(false,
                         "#define A(x) x x x x x x x x x x\n"
                         "#define B(x) A(A(A(x)))\n#define C(x) B(B(x))\n"
                         "int y[] = { C(C(1,)) };\n", says));
+}
+
+static void
+run_script(const char *script, int exit_status)
+{
+    const char *const argv[] = { python, "-I", "-S", "-c", script, NULL };
+    struct ns_tool_answer answer;
+    struct ns_error err;
+
+    assert_int_equal(ns_tool_run(argv, "", 0, &answer, &err), NS_OK);
+    if (answer.exit_status != exit_status)
+        fail_msg("%s: %d, %s", script, answer.exit_status, answer.says);
 }
 
 static void
@@ -285,37 +335,49 @@ a_tool_is_held_to_its_limits(void **state)
           " raise SystemExit(3)", 3 },
         { "import os\ntry:\n os.kill(os.getppid(), 9)\nexcept "
           "PermissionError:\n raise SystemExit(4)", 4 },
-        { "import os\nf = os.open('/tmp/nightshift-tool-wrote', os.O_CREAT | "
-          "os.O_WRONLY)\ntry:\n os.write(f, b'x')\nexcept OSError:\n "
+        { "import os\ntry:\n f = os.open('/tmp/nightshift-tool-wrote', os.O_CREAT | "
+          "os.O_WRONLY)\n os.write(f, b'x')\nexcept OSError:\n "
           "raise SystemExit(5)", 5 },
         { "import os\nraise SystemExit(6 if not os.environ.get('HOME') and "
           "os.getcwd() == '/' else 0)", 6 },
         { "x = bytearray(2 << 30)", 1 },
-        { "import os\nraise SystemExit(8 if sorted(os.listdir('/proc/self/fd'))[:4] == "
-          "['0', '1', '2', '3'] and len(os.listdir('/proc/self/fd')) == 4 "
+        { "import os\nn = 0\nfor f in range(64):\n try:\n  os.fstat(f)\n"
+          "  n += 1\n except OSError:\n  pass\nraise SystemExit(8 if n == 3 "
           "else 0)", 8 },
         { "while True: pass", -1 },
-        { "import os, time\nif os.fork() == 0:\n time.sleep(100)\nos._exit(9)",
+        { "import os\ntry:\n os.fork()\nexcept PermissionError:\n os._exit(9)",
           9 },
+        { "import threading\ntry:\n threading.Thread(target=id, args=(1,))"
+          ".start()\nexcept RuntimeError:\n raise SystemExit(10)", 10 },
+        { "import resource, os\ntry:\n resource.prlimit(os.getppid(), "
+          "resource.RLIMIT_CPU)\nexcept PermissionError:\n "
+          "raise SystemExit(11)", 11 },
+        { "import signal\ntry:\n signal.raise_signal(15)\nexcept "
+          "PermissionError:\n raise SystemExit(12)", 12 },
+        { "import os, sys, time\nsys.stdout.close()\nos.close(1)\nos.close(2)"
+          "\ntime.sleep(100)", -1 },
+    }, of_files[] = {
+        { "try:\n open('/etc/passwd')\nexcept PermissionError:\n "
+          "raise SystemExit(13)", 13 },
+        { "import os\ntry:\n open('/proc/%d/environ' % os.getppid())\nexcept "
+          "PermissionError:\n raise SystemExit(14)", 14 },
+        { "import os\ntry:\n os.open('/tmp/nightshift-tool-made', os.O_CREAT | "
+          "os.O_WRONLY)\nexcept PermissionError:\n raise SystemExit(15)", 15 },
+        { "import os\ntry:\n os.listdir('/home')\nexcept PermissionError:\n "
+          "raise SystemExit(16)", 16 },
     };
 
     (void)state;
-    for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]); i++) {
-        const char *const argv[] = { python, "-I", "-S", "-c",
-                                     tries[i].script, NULL };
-        struct ns_tool_answer answer;
-        struct ns_error err;
-
-        assert_int_equal(ns_tool_run(argv, "", 0, &answer, &err), NS_OK);
-        if (answer.exit_status != tries[i].status)
-            fail_msg("%s: %d, %s", tries[i].script, answer.exit_status,
-                     answer.says);
-    }
+    for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]); i++)
+        run_script(tries[i].script, tries[i].status);
     unlink("/tmp/nightshift-tool-wrote");
+    for (size_t i = 0; i < sizeof(of_files) / sizeof(of_files[0]); i++)
+        if (ns_tool_fences_files())
+            run_script(of_files[i].script, of_files[i].status);
 }
 
 static void
-a_tool_that_is_not_there_is_said(void **state)
+a_tool_that_is_not_there_or_is_none_is_said(void **state)
 {
     const char *const argv[] = { "/nowhere/at/all", NULL };
     struct ns_tool_answer answer;
@@ -329,6 +391,16 @@ a_tool_that_is_not_there_is_said(void **state)
     assert_non_null(strstr(err.text, "validators.cc"));
     assert_int_equal(ns_tool_check("cc", "validators.cc", &err), NS_REJECT);
     assert_int_equal(ns_tool_check(cc, "validators.cc", &err), NS_OK);
+    assert_int_equal(ns_tool_try_python(python, &err), NS_OK);
+    assert_int_equal(ns_tool_try_c(cc, &err), NS_OK);
+    /* One that says no to all, one that says yes, one of the other kind. */
+    assert_int_equal(ns_tool_try_python("/bin/false", &err), NS_REJECT);
+    assert_non_null(strstr(err.text, "validators.python"));
+    assert_int_equal(ns_tool_try_python("/bin/true", &err), NS_REJECT);
+    assert_int_equal(ns_tool_try_c("/bin/false", &err), NS_REJECT);
+    assert_int_equal(ns_tool_try_c("/bin/true", &err), NS_REJECT);
+    assert_int_equal(ns_tool_try_c(python, &err), NS_REJECT);
+    assert_int_equal(ns_tool_try_python(cc, &err), NS_REJECT);
 }
 
 int
@@ -346,7 +418,7 @@ main(int argc, char **argv)
         cmocka_unit_test(
             c_parses_or_says_where_it_does_not_and_reads_no_file_of_ours),
         cmocka_unit_test(a_tool_is_held_to_its_limits),
-        cmocka_unit_test(a_tool_that_is_not_there_is_said),
+        cmocka_unit_test(a_tool_that_is_not_there_or_is_none_is_said),
     };
 
     if (ns_tool_is_helper(argc, argv))
