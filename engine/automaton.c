@@ -15,7 +15,7 @@ enum {
 #define UNKNOWN (UINT32_MAX - 1) /* a way that no one has asked for */
 
 /* A place: an instruction that takes a byte (or MATCH), and a stack. */
-struct thread {
+struct place {
     uint32_t at, stack;
 };
 
@@ -27,7 +27,7 @@ struct frame {
 };
 
 struct state {
-    uint32_t first, n; /* its threads */
+    uint32_t first, n; /* its places */
     uint32_t rest;
     uint8_t shortest;
     bool accepts;
@@ -44,12 +44,13 @@ struct ns_automaton {
     struct ns_byte_set *set;
     uint32_t *rest;
     size_t limit, bytes; /* what may be in use, what is */
+    bool no_memory;      /* it was not the limit */
     struct vec state;    /* struct state; number 0 is NS_AUTOMATON_DEAD */
     struct vec way;      /* per state, n_classes numbers of states */
-    struct vec thread;   /* of all states, each sorted */
+    struct vec places;   /* of all states, each sorted */
     struct vec frame;
     struct ns_table states, frames;
-    struct vec reached; /* scratch: threads of the state that is being made */
+    struct vec reached; /* scratch: places of the state that is being made */
     struct vec todo;    /* scratch: places whose ways are to be followed */
     struct vec seen;    /* scratch: struct mark, an open table */
     uint32_t n_classes, n_seen, round;
@@ -87,8 +88,10 @@ reserve(struct ns_automaton *a, struct vec *vec, size_t extra, size_t size)
     if (wanted - vec->capacity > spare)
         wanted = vec->capacity + spare;
     moved = realloc(vec->data, wanted * size);
-    if (!moved)
+    if (!moved) {
+        a->no_memory = true;
         return false;
+    }
     vec->data = moved;
     a->bytes += (wanted - vec->capacity) * size;
     vec->capacity = wanted;
@@ -100,8 +103,12 @@ reserve_slot(struct ns_automaton *a, struct ns_table *t)
 {
     size_t bytes = ns_table_growth(t) * sizeof(*t->slot);
 
-    if (bytes > a->limit - a->bytes || !ns_table_reserve(t))
+    if (bytes > a->limit - a->bytes)
         return false;
+    if (!ns_table_reserve(t)) {
+        a->no_memory = true;
+        return false;
+    }
     a->bytes += bytes;
     return true;
 }
@@ -134,12 +141,12 @@ push_frame(struct ns_automaton *a, uint32_t at, uint32_t below)
 
 /* A table over places that is emptied by counting `round` up. */
 struct mark {
-    struct thread place;
+    struct place place;
     uint32_t round;
 };
 
 static size_t
-mark_slot(const struct ns_automaton *a, struct thread place)
+mark_slot(const struct ns_automaton *a, struct place place)
 {
     const struct mark *mark = a->seen.data;
     size_t slot = XXH3_64bits(&place, sizeof(place)) & (a->seen.n - 1);
@@ -164,6 +171,7 @@ grow_marks(struct ns_automaton *a)
     a->seen.data = calloc(n, sizeof(*mark)); /* round 0 is never one */
     if (!a->seen.data) {
         a->seen = old;
+        a->no_memory = true;
         return false;
     }
     a->seen.n = a->seen.capacity = n;
@@ -180,7 +188,7 @@ grow_marks(struct ns_automaton *a)
 static bool
 visit(struct ns_automaton *a, uint32_t at, uint32_t stack)
 {
-    struct thread place = { at, stack };
+    struct place place = { at, stack };
     struct mark *mark;
 
     if (2 * (a->n_seen + 1) > a->seen.n && !grow_marks(a))
@@ -192,7 +200,7 @@ visit(struct ns_automaton *a, uint32_t at, uint32_t stack)
     a->n_seen++;
     if (!reserve(a, &a->todo, 1, sizeof(place)))
         return false;
-    ((struct thread *)a->todo.data)[a->todo.n++] = place;
+    ((struct place *)a->todo.data)[a->todo.n++] = place;
     return true;
 }
 
@@ -201,7 +209,7 @@ static bool
 follow(struct ns_automaton *a)
 {
     while (a->todo.n > 0) {
-        struct thread place = ((struct thread *)a->todo.data)[--a->todo.n];
+        struct place place = ((struct place *)a->todo.data)[--a->todo.n];
         const struct ns_instruction *in = &a->code[place.at];
         uint32_t stack = place.stack;
         const struct frame *frame;
@@ -228,7 +236,7 @@ follow(struct ns_automaton *a)
         default:
             if (!reserve(a, &a->reached, 1, sizeof(place)))
                 return false;
-            ((struct thread *)a->reached.data)[a->reached.n++] = place;
+            ((struct place *)a->reached.data)[a->reached.n++] = place;
             break;
         }
     }
@@ -238,7 +246,7 @@ follow(struct ns_automaton *a)
 static int
 by_place(const void *left, const void *right)
 {
-    const struct thread *x = left, *y = right;
+    const struct place *x = left, *y = right;
 
     if (x->at != y->at)
         return x->at < y->at ? -1 : 1;
@@ -266,14 +274,14 @@ first_byte(const struct ns_automaton *a, const struct ns_instruction *in)
 static struct state
 describe(const struct ns_automaton *a, uint32_t first, uint32_t n)
 {
-    const struct thread *thread = (struct thread *)a->thread.data + first;
+    const struct place *place = (struct place *)a->places.data + first;
     const struct frame *frame = a->frame.data;
     struct state state = { .first = first, .n = n, .rest = UINT32_MAX };
 
     for (uint32_t i = 0; i < n; i++) {
-        const struct ns_instruction *in = &a->code[thread[i].at];
+        const struct ns_instruction *in = &a->code[place[i].at];
         uint32_t rest =
-            sum_of(a->rest[thread[i].at], frame[thread[i].stack].rest);
+            sum_of(a->rest[place[i].at], frame[place[i].stack].rest);
 
         if (in->op == NS_OP_MATCH)
             state.accepts = true;
@@ -290,36 +298,36 @@ describe(const struct ns_automaton *a, uint32_t first, uint32_t n)
 static uint32_t
 intern(struct ns_automaton *a)
 {
-    size_t n = a->reached.n, bytes = n * sizeof(struct thread), i;
+    size_t n = a->reached.n, bytes = n * sizeof(struct place), i;
     uint32_t number, hash, *way;
 
     if (n == 0)
         return NS_AUTOMATON_DEAD;
-    qsort(a->reached.data, n, sizeof(struct thread), by_place);
+    qsort(a->reached.data, n, sizeof(struct place), by_place);
     hash = ns_table_hash(a->reached.data, bytes);
     for (i = ns_table_first(&a->states, hash);
          (number = ns_table_at(&a->states, &i, hash)) != 0;) {
         const struct state *state = state_at(a, number);
 
         if (state->n == n &&
-            memcmp((struct thread *)a->thread.data + state->first,
+            memcmp((struct place *)a->places.data + state->first,
                    a->reached.data, bytes) == 0)
             return number;
     }
-    if (!reserve(a, &a->thread, n, sizeof(struct thread)) ||
+    if (!reserve(a, &a->places, n, sizeof(struct place)) ||
         !reserve(a, &a->state, 1, sizeof(struct state)) ||
         !reserve(a, &a->way, a->n_classes, sizeof(*way)) ||
         !reserve_slot(a, &a->states))
         return NS_AUTOMATON_FULL;
     number = (uint32_t)a->state.n++;
-    memcpy((struct thread *)a->thread.data + a->thread.n, a->reached.data,
+    memcpy((struct place *)a->places.data + a->places.n, a->reached.data,
            bytes);
     ((struct state *)a->state.data)[number] =
-        describe(a, (uint32_t)a->thread.n, (uint32_t)n);
+        describe(a, (uint32_t)a->places.n, (uint32_t)n);
     way = (uint32_t *)a->way.data + a->way.n;
     for (i = 0; i < a->n_classes; i++)
         way[i] = UNKNOWN;
-    a->thread.n += n;
+    a->places.n += n;
     a->way.n += a->n_classes;
     ns_table_put(&a->states, hash, number);
     return number;
@@ -353,8 +361,8 @@ make_way(struct ns_automaton *a, uint32_t from, uint32_t class)
 
     begin_round(a);
     for (uint32_t i = 0; i < state.n; i++) {
-        struct thread place =
-            ((struct thread *)a->thread.data)[state.first + i];
+        struct place place =
+            ((struct place *)a->places.data)[state.first + i];
         const struct ns_instruction *in = &a->code[place.at];
 
         if (takes(a, in, a->byte_of[class]) &&
@@ -373,7 +381,7 @@ make_way(struct ns_automaton *a, uint32_t from, uint32_t class)
 static bool
 begin(struct ns_automaton *a)
 {
-    a->frame.n = a->state.n = a->way.n = a->thread.n = 0;
+    a->frame.n = a->state.n = a->way.n = a->places.n = 0;
     if (!reserve(a, &a->frame, 1, sizeof(struct frame)) ||
         !reserve(a, &a->state, 1, sizeof(struct state)) ||
         !reserve(a, &a->way, a->n_classes, sizeof(uint32_t)))
@@ -414,12 +422,12 @@ find_classes(struct ns_automaton *a, const struct ns_grammar *grammar)
         memset(of, 0xff, n * sizeof(*of));
         n = 0;
         for (unsigned byte = 0; byte < N_BYTES; byte++) {
-            int *class =
+            int *number =
                 &of[a->class_of[byte]][ns_byte_set_has(&a->set[i], byte)];
 
-            if (*class == -1)
-                *class = (int)n++;
-            a->class_of[byte] = (uint8_t) * class;
+            if (*number == -1)
+                *number = (int)n++;
+            a->class_of[byte] = (uint8_t)*number;
         }
     }
     a->n_classes = n;
@@ -455,7 +463,11 @@ ns_automaton_create(const struct ns_grammar *grammar, size_t limit_bytes,
     memcpy(a->rest, grammar->rest, rest_bytes);
     find_classes(a, grammar);
     if (!begin(a)) {
+        bool no_memory = a->no_memory;
+
         ns_automaton_destroy(a);
+        if (no_memory)
+            return ns_fail(err, NS_FATAL, "out of memory for an automaton");
         return ns_refuse(err, "grammar_limit", NULL,
                          "the grammar's first state does not fit in %zu bytes",
                          limit_bytes);
@@ -471,7 +483,7 @@ ns_automaton_destroy(struct ns_automaton *a)
         return;
     free(a->state.data);
     free(a->way.data);
-    free(a->thread.data);
+    free(a->places.data);
     free(a->frame.data);
     ns_table_fini(&a->states);
     ns_table_fini(&a->frames);

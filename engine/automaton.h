@@ -34,7 +34,7 @@
 struct ns_automaton; /* opaque */
 
 /* NS_REJECT with code `grammar_limit` when the program and its first state do
- * not fit the limit. */
+ * not fit the limit, NS_FATAL when memory runs out. */
 enum ns_status ns_automaton_create(const struct ns_grammar *grammar,
                                    size_t limit_bytes,
                                    struct ns_automaton **out,

@@ -350,9 +350,8 @@ is_of_form(const json_t *value, enum form form)
     return false;
 }
 
-/* Every keyword is one that is known, and has a value of its form. */
-static bool
-check_keywords(struct ns_compile *c, const json_t *schema)
+bool
+ns_compile_keywords(struct ns_compile *c, const json_t *schema)
 {
     json_t *object = (json_t *)schema; /* for its iterators */
 
@@ -446,7 +445,7 @@ conjoin(struct ns_compile *c, struct ns_options *all, const json_t *schema)
         known_to_all &= has(&all->option[i].of, schema);
     if (known_to_all)
         return true;
-    if (!check_keywords(c, schema))
+    if (!ns_compile_keywords(c, schema))
         return false;
     for (uint32_t i = 0; i < all->n; i++)
         if (!has(&all->option[i].of, schema) &&

@@ -274,8 +274,7 @@ negate_members(struct ns_compile *c, json_t *parts, const char *keyword,
 }
 
 /* Appends what a value fails this keyword by; *known: false where no schema
- * says it. The schema is one that was looked at: its keywords are well
- * formed, or ns_compile_refuse comes by them later. */
+ * says it. False: failed, or out of memory. */
 static bool
 negate_keyword(struct ns_compile *c, json_t *parts, const json_t *schema,
                const char *keyword, json_t *value, bool *known)
@@ -363,11 +362,12 @@ ns_made_negation(struct ns_compile *c, const json_t *schema, const json_t **out)
         *out = made->schema; /* of one that is being made there is none yet */
         return true;
     }
-    if (!ns_made_keep(c, schema, NS_MADE_NEGATION, NULL))
+    if (!ns_compile_keywords(c, schema) ||
+        !ns_made_keep(c, schema, NS_MADE_NEGATION, NULL))
         return false;
     negation = negate(c, schema, &is_known);
-    if (!negation && is_known)
-        return ns_compile_no_memory(c);
+    if (!negation && is_known) /* it failed inside, or there was no room */
+        return c->status == NS_OK && ns_compile_no_memory(c);
     ns_made_find(c, schema, NS_MADE_NEGATION)->schema = negation;
     *out = negation;
     return true;

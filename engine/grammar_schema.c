@@ -203,6 +203,97 @@ write_array(struct ns_compile *c, const struct ns_option *option, uint32_t next,
     return true;
 }
 
+/* The schema that says that no item comes twice; NULL: none does. */
+static const json_t *
+unique_in(const struct ns_option *option)
+{
+    for (uint32_t i = 0; i < option->of.n; i++)
+        if (json_is_true(json_object_get(option->of.schema[i], "uniqueItems")))
+            return option->of.schema[i];
+    return NULL;
+}
+
+/* Of values that are listed, each once. */
+static bool
+find_items(struct ns_compile *c, const struct ns_option *option,
+           const json_t *unique, json_t **out)
+{
+    json_t *values = NULL, *each;
+    struct ns_goal goal;
+    bool fine = true;
+
+    if (!ns_option_item(c, option, 0, &goal) ||
+        !ns_goal_values(c, &goal, &values))
+        return false;
+    each = json_array();
+    for (size_t i = 0; i < json_array_size(values) && each && fine &&
+                       json_array_size(each) <= NS_SCHEMA_UNIQUE;
+         i++) {
+        const json_t *value = json_array_get(values, i);
+        bool is_new = true;
+
+        for (size_t k = 0; k < json_array_size(each); k++)
+            is_new &= !ns_json_same(value, json_array_get(each, k));
+        if (is_new)
+            fine = json_array_append(each, (json_t *)value) == 0;
+    }
+    if (!each || !fine)
+        fine = ns_compile_no_memory(c);
+    else if (!values || ns_option_prefix(option) > 0 ||
+             json_array_size(each) > NS_SCHEMA_UNIQUE)
+        fine = ns_compile_refuse(c, "unsupported", unique, "uniqueItems",
+                                 "it can be enforced where `enum` lists the "
+                                 "items, up to 10 of them");
+    json_decref(values);
+    if (fine)
+        *out = each;
+    else
+        json_decref(each);
+    return fine;
+}
+
+/* One place for each set of items that have been written, the larger sets
+ * first. */
+static bool
+write_unique(struct ns_compile *c, const struct ns_option *option,
+             const json_t *unique, uint32_t next, uint32_t *out)
+{
+    uint32_t min, max, n, rule[NS_SCHEMA_UNIQUE], first = NS_PROGRAM_FAIL;
+    uint32_t done[1 << NS_SCHEMA_UNIQUE], item = NS_PROGRAM_FAIL, close;
+    struct ns_program *p = c->p;
+    json_t *values;
+
+    if (!find_items(c, option, unique, &values))
+        return false;
+    ns_option_sizes(option, "minItems", "maxItems", &min, &max);
+    n = (uint32_t)json_array_size(values);
+    for (uint32_t i = 0; i < n; i++) {
+        rule[i] = ns_program_rule(p);
+        ns_program_define(p, rule[i],
+                          ns_json_value(&c->w, json_array_get(values, i),
+                                        ns_program_end(p, NS_OP_RETURN)));
+    }
+    json_decref(values);
+    close = ns_json_line(&c->w, ns_program_text(p, "]", 1, next));
+    for (uint32_t set = 1u << n; set-- > 0;) {
+        uint32_t size = (uint32_t)__builtin_popcount(set);
+
+        item = NS_PROGRAM_FAIL;
+        for (uint32_t i = 0; i < n && size < max; i++)
+            if (!(set >> i & 1))
+                item = ns_program_split(
+                    p, item, ns_program_call(p, rule[i], done[set | 1u << i]));
+        done[set] = ns_program_split(p, size >= min ? close : NS_PROGRAM_FAIL,
+                                     ns_json_comma(&c->w, item));
+    }
+    if (max > 0) /* the last was the empty set */
+        first = ns_json_line(&c->w, item);
+    if (min == 0)
+        first = ns_program_split(p, ns_program_text(p, "]", 1, next), first);
+    *out = ns_program_text(p, "[", 1, first);
+    return true;
+}
+
 /* --- objects */
 
 struct members {
@@ -406,9 +497,6 @@ check_enforceable(struct ns_compile *c, const struct ns_option *option,
         if ((kinds & NS_KIND_ARRAY) && json_object_get(schema, "contains"))
             keyword = "contains";
         if ((kinds & NS_KIND_ARRAY) &&
-            json_is_true(json_object_get(schema, "uniqueItems")))
-            keyword = "uniqueItems";
-        if ((kinds & NS_KIND_ARRAY) &&
             json_object_get(schema, "unevaluatedItems"))
             keyword = "unevaluatedItems";
         if ((kinds & NS_KIND_OBJECT) &&
@@ -488,7 +576,10 @@ write_kinds(struct ns_compile *c, const struct ns_option *option, uint32_t next,
         ns_language_destroy(language);
     }
     if (kinds & NS_KIND_ARRAY) {
-        if (!write_array(c, option, next, &part))
+        const json_t *unique = unique_in(option);
+
+        if (!(unique ? write_unique(c, option, unique, next, &part)
+                     : write_array(c, option, next, &part)))
             return false;
         at = ns_program_split(p, at, part);
     }

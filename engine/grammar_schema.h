@@ -8,10 +8,9 @@
  * A goal is taken apart (grammar_expand.c) into *options*: allOf and `$ref`
  * join schemas, anyOf makes one option of each of its own, and oneOf, not and
  * if are turned into those by negation (grammar_negate.c) where a schema has
- * one. An option is a
- * list of schemas of which only the keywords that speak of the value itself
- * are left to look at; grammar_shape.c and grammar_members.c read them by kind
- * of value, and grammar_schema.c writes the program.
+ * one. An option is a list of schemas of which only the keywords that speak of
+ * the value itself are left to look at; grammar_shape.c and grammar_members.c
+ * read them by kind of value, and grammar_schema.c writes the program.
  *
  * A function that returns false has failed: ns_compile.status says how.
  *
@@ -33,6 +32,7 @@ enum {
     NS_SCHEMA_IN_PLACE = 64,     /* allOf in anyOf in $ref in ... */
     NS_SCHEMA_NESTED = 8,        /* oneOf in oneOf, while it is decided */
     NS_SCHEMA_PATTERNS = 12,     /* patternProperties of one goal */
+    NS_SCHEMA_UNIQUE = 10,       /* values of which a list has each once */
     NS_SCHEMA_MEMORY = 64 << 20, /* of one compilation */
 };
 
@@ -87,7 +87,7 @@ struct ns_compile {
     struct ns_arena *arena;
     struct ns_goal *goal; /* rule by rule */
     uint32_t *rule;
-    uint32_t n_goals, goal_capacity, n_written;
+    uint32_t n_goals;
     struct ns_table goals; /* of goal + 1 */
     struct ns_made *made;
     uint32_t n_made, made_capacity;
@@ -114,6 +114,10 @@ bool ns_goal_add(struct ns_compile *c, struct ns_goal *goal,
 
 bool ns_compile_options(struct ns_compile *c, const struct ns_goal *goal,
                         struct ns_options *out);
+
+/* Every keyword of a schema is known, and has a value of its form: what comes
+ * later relies on it. */
+bool ns_compile_keywords(struct ns_compile *c, const json_t *schema);
 
 /* --- grammar_negate.c: each is made once, so that goals stay few */
 

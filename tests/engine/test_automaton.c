@@ -179,6 +179,7 @@ memory_that_runs_out_is_no_room_and_leaves_what_was_right(void **state)
             break;
         }
         assert_true(fault_fired());
+        assert_int_equal(status, NS_FATAL);
         assert_null(a);
     }
     assert_int_equal(full, 0);

@@ -55,6 +55,10 @@ static const char *const schemas[] = {
     "{\"type\":\"null\"},\"minItems\":1}",
     "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"enum\":"
     "[1,\"x\",null]},\"maxItems\":2},\"maxItems\":3}",
+    "{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"b\",1,1.0,[2]]},"
+    "\"uniqueItems\":true,\"minItems\":1,\"maxItems\":3}",
+    "{\"type\":\"array\",\"items\":{\"enum\":[\"x\",null]},\"uniqueItems\":"
+    "true}",
     /* strings */
     "{\"type\":\"string\",\"minLength\":2,\"maxLength\":4}",
     "{\"type\":\"string\",\"pattern\":\"^[a-z]+-[0-9]{2}$\"}",
@@ -562,6 +566,10 @@ what_cannot_be_held_to_is_refused_by_name(void **state)
         { "{\"minLength\":1.5}", "bad_param", "schema#: minLength:" },
         { "{\"required\":[1]}", "bad_param", "schema#: required:" },
         { "{\"properties\":{\"a\":1}}", "bad_param", "schema#: properties:" },
+        { "{\"not\":{\"required\":[1]}}", "bad_param",
+          "schema#/not: required:" },
+        { "{\"if\":{\"properties\":{\"a\":{\"enum\":1}}},\"then\":true}",
+          "bad_param", "schema#/if/properties/a: enum:" },
         { "{\"anyOf\":[]}", "bad_param", "schema#: anyOf:" },
         { "{\"items\":[{}]}", "bad_param", "schema#: items:" },
         { "{\"enum\":7}", "bad_param", "enum" },
@@ -585,7 +593,7 @@ what_cannot_be_held_to_is_refused_by_name(void **state)
         { "{\"items\":{\"$recursiveRef\":\"#\"}}", "unsupported",
           "schema#/items: $recursiveRef" },
         { "{\"type\":\"array\",\"uniqueItems\":true}", "unsupported",
-          "schema#: uniqueItems: it cannot be enforced exactly" },
+          "schema#: uniqueItems: it can be enforced where `enum` lists" },
         { "{\"type\":\"array\",\"contains\":{}}", "unsupported", "contains" },
         { "{\"type\":\"object\",\"unevaluatedProperties\":false}",
           "unsupported", "unevaluatedProperties" },
