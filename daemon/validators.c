@@ -9,10 +9,14 @@
 #include "engine/schema.h"
 
 enum {
-    LONGEST_UNIT = 64,
-    LEAST_ROUNDS = 8,
-    LEAST_CUT = 200,   /* bytes that go round where the limit cut the answer */
-    LEAST_ENDED = 400, /* and where it ended by itself */
+    SHORT_UNIT = 64,
+    SHORT_ROUNDS = 8,
+    LONG_UNIT = 600,
+    LONG_ROUNDS = 5,
+    LEAST_CUT = 200,    /* bytes that go round where the limit cut the answer */
+    LEAST_ENDED = 400,  /* and where it ended by itself */
+    LEAST_DATA = 1000,  /* and of figures, in either */
+    MOST_CLOSERS = 64,
     LAST_WORDS = 120,
     LEAST_DOUBLED = 24,
     LONGEST_CONTROL = 40,
@@ -41,6 +45,55 @@ going_round(const char *text, size_t length, size_t unit)
            text[length - 1 - n] == text[length - 1 - n - unit])
         n++;
     return n == 0 ? 0 : n + unit;
+}
+
+/* What a grammar, or a model that comes to, puts behind a run to end its
+ * strings, brackets and fences. */
+static size_t
+without_closers(const char *text, size_t length)
+{
+    size_t n = 0;
+
+    while (n < length && n < MOST_CLOSERS &&
+           strchr(" \n\r\t\"'`}])", text[length - 1 - n]) &&
+           text[length - 1 - n] != '\0')
+        n++;
+    return length - n;
+}
+
+/* Figures alone: a row of equal ones is more often right than wrong. */
+static bool
+is_data(const char *unit, size_t length)
+{
+    bool digits = false;
+
+    for (size_t i = 0; i < length; i++) {
+        if (isalpha((unsigned char)unit[i]) || (unsigned char)unit[i] >= 0x80)
+            return false;
+        digits |= isdigit((unsigned char)unit[i]) != 0;
+    }
+    return digits;
+}
+
+static bool
+goes_round(const char *text, size_t length, bool cut, struct ns_reason *reason)
+{
+    for (size_t unit = 1; unit <= LONG_UNIT && unit < length; unit++) {
+        size_t rounds = unit <= SHORT_UNIT ? SHORT_ROUNDS : LONG_ROUNDS;
+        size_t n = going_round(text, length, unit);
+        bool data, half = n >= length / 2;
+
+        if (n < rounds * unit)
+            continue;
+        data = is_data(text + length - unit, unit);
+        if (data ? n >= LEAST_DATA && half
+                 : n >= (cut ? LEAST_CUT : LEAST_ENDED) && (cut || half)) {
+            turned_down(reason, "from byte %zu on, %zu bytes repeat %zu of "
+                        "them", length - n, n, unit);
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool
@@ -73,43 +126,41 @@ blank(const char *text, size_t n)
     return true;
 }
 
+/* A word that stands thrice or more is doubled once: "we we saw saw" is the
+ * sign, a row of one word is the other rule's, and letters are cells. */
 static bool
 words_double(const char *text, size_t length, struct ns_reason *reason)
 {
     size_t end = length, n = word_before(text, &end), start = end - n;
+    bool in_run = false;
     int doubled = 0;
 
     for (int i = 1; i < LAST_WORDS && n > 0; i++) {
         size_t before_end = start, before = word_before(text, &before_end);
+        bool same = before == n && n > 1 &&
+                    memcmp(text + before_end - before, text + start, n) == 0 &&
+                    blank(text + before_end, start - before_end);
 
-        if (before == n && before > 0 &&
-            memcmp(text + before_end - before, text + start, n) == 0 &&
-            blank(text + before_end, start - before_end))
-            doubled++;
+        doubled += same && !in_run;
+        in_run = same;
         n = before;
         start = before_end - before;
     }
     if (doubled < LEAST_DOUBLED)
-        return true;
-    return turned_down(reason, "words double: %d of the last %d", doubled,
-                       LAST_WORDS);
+        return false;
+    turned_down(reason, "words double: %d of the last %d", doubled, LAST_WORDS);
+    return true;
 }
 
 bool
 ns_validate_repetition(const char *text, size_t length, bool cut,
                        struct ns_reason *reason)
 {
-    for (size_t unit = 1; unit <= LONGEST_UNIT && unit < length; unit++) {
-        size_t n = going_round(text, length, unit);
+    size_t closed = without_closers(text, length);
 
-        if (n < LEAST_ROUNDS * unit)
-            continue;
-        if (cut ? n >= LEAST_CUT : n >= LEAST_ENDED && n >= length / 2)
-            return turned_down(reason,
-                               "the last %zu bytes repeat %zu of them", n,
-                               unit);
-    }
-    return words_double(text, length, reason);
+    return !goes_round(text, length, cut, reason) &&
+           !(closed < length && goes_round(text, closed, cut, reason)) &&
+           !words_double(text, length, reason);
 }
 
 /* ---- fences ------------------------------------------------------------- */

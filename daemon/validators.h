@@ -4,11 +4,13 @@
  * and where, for a person, and names no more of the text than a few bytes.
  *
  * Repetition is told from two signs. The end of the text goes round: it repeats
- * a unit of at most 64 bytes, at least 8 times and over at least 200 bytes of
- * an answer that was cut by its limit; of one that ended by itself, over at
- * least 400 bytes and half of the text. Or words double: of the last 120 words,
- * 24 and more are the one before them once again. A table's rule, a column of
- * zeros, a long list are neither.
+ * a unit of at most 64 bytes at least 8 times, or one of at most 600 at least 5
+ * times; over at least 200 bytes of an answer that was cut by its limit, or over
+ * at least 400 bytes and half of one that ended by itself. Quotes, brackets and
+ * blanks that close it do not hide it. A unit of figures alone has to go round
+ * over 1,000 bytes and half of the text in either. Or words double: 24 of the
+ * last 120 stand twice in a row. A table's rule, a column of zeros, a long list
+ * are neither.
  *
  * Thread: any; nothing is shared.
  */

@@ -59,8 +59,26 @@ a_collapse_into_repetition_is_told_from_text_that_repeats(void **state)
         "land land and and so so we we went went home home to to sleep sleep "
         "and and dream dream of of it it all all night night", false));
 
+    /* Sentences that come back, and a run that something ends in order. */
+    assert_true(repeats(rounds("So: ", prose, 5), true));
+    assert_true(repeats(rounds("So: ", prose, 5), false));
+    assert_true(repeats(rounds("{\"a\": \"", "na", 200), true));
+    assert_true(repeats(strcat(rounds("{\"a\": \"", "na", 200), "\"}]\n```\n"),
+                        true));
+    assert_true(repeats(rounds("", "]", 300), true));
+    assert_true(repeats(rounds(prose, "!", 300), true));
+
     assert_false(repeats("", true));
     assert_false(repeats("a", true));
+    assert_false(repeats(rounds("So: ", prose, 4), true));
+    assert_false(repeats(rounds(prose, prose, 2), false));
+    assert_false(repeats(rounds(prose, "0, ", 300), true)); /* 900 of figures */
+    assert_false(repeats(rounds(prose, "1 0 0\n", 160), true));
+    assert_false(repeats(strcat(rounds("[", "0, ", 300), "0]\n"), false));
+    assert_false(repeats(rounds(prose, "x x x o o o\n", 14), false));
+    assert_false(repeats(rounds(
+        "\xe4\xbc\x9a\xe8\xad\xb0\xe3\x81\xae\xe8\xa8\x98\xe9\x8c\xb2",
+        "\xe3\x80\x82", 3), true));
     assert_false(repeats(prose, true));
     assert_false(repeats(rounds(prose, "-", 79), true));
     assert_false(repeats(rounds(table, "| yes | yes | yes |\n", 8), false));
@@ -77,6 +95,34 @@ a_collapse_into_repetition_is_told_from_text_that_repeats(void **state)
             at += (size_t)snprintf(list + at, sizeof(list) - at,
                                    "  { \"id\": %d, \"value\": 0 },\n", i);
         assert_false(repeats(list, true));
+    }
+}
+
+/* What people wrote, cut where a limit might have cut it. */
+static void
+texts_of_ours_are_no_collapse_wherever_they_are_cut(void **state)
+{
+    static const char *const paths[] = {
+        "README.md", "docs/VALIDATORS.md", "daemon/validators.c",
+        "daemon/metrics.c", "config/options.c", "connectors/schema.sql",
+        "examples/demo-jobs.jsonl", "examples/demo-answers.jsonl",
+        "daemon/http_page.html", "daemon/nightshift.1",
+    };
+    struct ns_reason reason;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        static char text[ROOM];
+        FILE *file = fopen(paths[i], "r");
+        size_t length;
+
+        assert_non_null(file);
+        length = fread(text, 1, sizeof(text), file);
+        fclose(file);
+        assert_true(length > 1000);
+        for (size_t n = 0; n <= length; n += 7)
+            if (!ns_validate_repetition(text, n, true, &reason))
+                fail_msg("%s, %zu bytes: %s", paths[i], n, reason.text);
     }
 }
 
@@ -409,6 +455,7 @@ main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             a_collapse_into_repetition_is_told_from_text_that_repeats),
+        cmocka_unit_test(texts_of_ours_are_no_collapse_wherever_they_are_cut),
         cmocka_unit_test(a_fence_has_to_be_closed_by_one_of_its_kind),
         cmocka_unit_test(control_strings_leak_but_may_be_spoken_of),
         cmocka_unit_test(json_is_one_value_and_satisfies_its_schema),
