@@ -137,13 +137,18 @@ static bool
 are_disjoint(struct ns_compile *c, const json_t *a, const json_t *b,
              const json_t *around, bool *out)
 {
+    struct ns_arena *arena = c->arena;
     struct ns_goal goal = { 0 };
     const json_t *siblings = NULL;
 
-    if (!bare(c, around, &siblings) || !ns_goal_add(c, &goal, siblings) ||
-        !ns_goal_add(c, &goal, a) || !ns_goal_add(c, &goal, b))
-        return false;
-    *out = ns_goal_is_nothing(c, &goal, DISJOINT_DEPTH);
+    /* Of each of so many pairs nothing is left but the answer. */
+    c->arena = c->scratch;
+    *out = bare(c, around, &siblings) && ns_goal_add(c, &goal, siblings) &&
+           ns_goal_add(c, &goal, a) && ns_goal_add(c, &goal, b) &&
+           ns_goal_is_nothing(c, &goal, DISJOINT_DEPTH);
+    c->arena = arena;
+    if (arena != c->scratch)
+        ns_arena_reset(c->scratch);
     return c->status == NS_OK;
 }
 

@@ -124,6 +124,10 @@ ns_option_names(struct ns_compile *c, const struct ns_option *option,
         }
     }
     ns_table_fini(&known);
+    if (fine && !ns_program_work(c->p, *n)) {
+        c->status = ns_program_check(c->p, c->err);
+        fine = false;
+    }
     for (uint32_t k = 0; k < *n && fine; k++)
         for (uint32_t i = 0; i < option->of.n && fine; i++)
             fine = add_member(c, &all[k].goal, option->of.schema[i],

@@ -654,8 +654,10 @@ ns_grammar_json_schema(const json_t *schema, struct ns_grammar **out,
         return ns_refuse(err, "bad_param", NULL,
                          "schema: it is neither an object nor true or false");
     c.status = ns_arena_create(NS_SCHEMA_MEMORY, &c.arena, err);
+    if (c.status == NS_OK)
+        c.status = ns_arena_create(NS_SCHEMA_MEMORY, &c.scratch, err);
     if (c.status != NS_OK)
-        return c.status;
+        goto out;
     c.p = ns_program_create();
     c.goal = malloc(NS_SCHEMA_GOALS * sizeof(*c.goal));
     c.rule = malloc(NS_SCHEMA_GOALS * sizeof(*c.rule));
@@ -678,6 +680,7 @@ out:
     free(c.goal);
     free(c.rule);
     ns_program_destroy(c.p);
+    ns_arena_destroy(c.scratch);
     ns_arena_destroy(c.arena);
     return c.status;
 }

@@ -84,7 +84,7 @@ struct ns_compile {
     struct ns_schema_doc doc;
     struct ns_program *p;
     struct ns_json_writer w;
-    struct ns_arena *arena;
+    struct ns_arena *arena, *scratch;
     struct ns_goal *goal; /* rule by rule */
     uint32_t *rule;
     uint32_t n_goals;

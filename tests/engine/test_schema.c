@@ -692,6 +692,13 @@ what_is_too_large_is_refused_with_the_limit(void **state)
                                    "properties", schema,
                                    "additionalProperties", 0),
                          "patterns and names together");
+    /* Alternatives that each have to be held against each other. */
+    list = json_array();
+    for (int i = 0; i < 3000; i++)
+        json_array_append_new(
+            list, json_pack("{s:s,s:{s:{s:i}},s:[s]}", "type", "object",
+                            "properties", "k", "const", i, "required", "k"));
+    refused_for_its_size(json_pack("{s:o}", "oneOf", list), "steps");
     /* An enum of a megabyte in one text. */
     memset(huge, 'x', 1 << 20);
     huge[1 << 20] = '\0';
