@@ -74,6 +74,7 @@ struct ns_options {
     } postgres;
     struct {
         uint32_t default_max_tokens;
+        uint32_t summary_chunk; /* tokens; 0: what fits the context */
         uint64_t message_bytes; /* one job, expanded */
         uint32_t tenant_jobs;   /* 0: any number */
     } limits;

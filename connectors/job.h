@@ -145,6 +145,7 @@ struct ns_job {
 
     enum ns_job_mode mode;
     enum ns_job_task task;
+    uint32_t chunk_tokens; /* of NS_JOB_TASK_SUMMARIZE; 0: not asked for */
     const char *draft; /* a text to start from; NULL: none */
     size_t draft_length;
     bool has_validators, has_retries; /* else the configuration's */

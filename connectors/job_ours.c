@@ -283,7 +283,11 @@ take_task(struct ns_parse *p, const json_t *value, const char *path)
             if (strcmp(key, "type") == 0)
                 continue;
             snprintf(at, sizeof(at), "%s.%.32s", path, key);
-            return ns_job_unsupported(p, at, "an option of a task");
+            if (strcmp(key, "chunk_tokens") != 0)
+                return ns_job_unsupported(p, at, "an option of a task");
+            if (ns_job_take_u32(p, option, at, 128, 1 << 20,
+                                &p->job->chunk_tokens) != NS_OK)
+                return NS_REJECT;
         }
     }
     word = json_string_value(type);
@@ -294,6 +298,8 @@ take_task(struct ns_parse *p, const json_t *value, const char *path)
     else
         return ns_job_wrong_kind(p, type ? type : value, path,
                                  "one of code, summarize");
+    if (p->job->chunk_tokens && p->job->task != NS_JOB_TASK_SUMMARIZE)
+        return ns_job_unsupported(p, path, "chunk_tokens but of summarize");
     return NS_OK;
 }
 

@@ -256,6 +256,10 @@ put_response(struct ns_buf *out, const struct ns_job *job,
         ns_buf_text(out, ",\"metadata\":");
         put_json(out, job->metadata);
     }
+    if (result->parts) {
+        ns_buf_text(out, ",\"parts\":");
+        put_json(out, result->parts);
+    }
     ns_buf_text(out, "}}");
 }
 

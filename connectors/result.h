@@ -44,6 +44,7 @@ struct ns_result {
     const char *reasoning; /* NULL: none */
     size_t reasoning_length;
     const json_t *tool_calls;  /* OpenAI form, or NULL */
+    const json_t *parts;       /* of a text summarised in parts; or NULL */
     const char *finish_reason; /* "stop", "length", "tool_calls" */
     const char *model;         /* the name that the body reports */
     int64_t created_s;         /* Unix time */

@@ -12,6 +12,7 @@
 #include "connectors/lines.h"
 #include "daemon/arguments.h"
 #include "daemon/history.h"
+#include "daemon/parts.h"
 #include "daemon/prepare.h"
 #include "daemon/setup.h"
 #include "engine/backlog.h"
@@ -276,6 +277,59 @@ add_job(struct plan *plan, const struct ns_job *job, uint64_t line,
 }
 
 static enum ns_status
+add_request(struct plan *plan, struct ns_job *job, uint64_t line,
+            enum ns_mode mode, const struct ns_ids *ids, bool in_thought,
+            const struct ns_pictures *pictures,
+            struct ns_request_image *images, struct ns_error *err)
+{
+    const struct ns_pipeline_tuning tuning = ns_setup_tuning(plan->options);
+    struct ns_request request;
+    enum ns_status status;
+
+    status = ns_prepare_request(job, plan->model, mode, ids, in_thought,
+                                pictures, images, tuning.default_max_tokens,
+                                &request, err);
+    if (status == NS_OK)
+        status = ns_request_check(
+            plan->model, ns_tokenizer_id(plan->tokenizer, "<channel|>") >= 0,
+            &request, err);
+    return status == NS_OK ? add_job(plan, job, line, &request, err) : status;
+}
+
+/* A text that is summarised in parts: a request a part, and the last one over
+ * as much as their summaries may be. */
+static enum ns_status
+add_parts(struct plan *plan, struct ns_job *job, uint64_t line,
+          enum ns_mode mode, const struct ns_ids *ids, struct ns_error *err)
+{
+    const struct ns_pipeline_tuning tuning = ns_setup_tuning(plan->options);
+    const struct ns_pictures none = { 0 };
+    size_t size = ns_parts_size(job, &plan->model->config,
+                                tuning.summary_chunk);
+    size_t answer = size / 4 < NS_SUMMARY_MOST_NODE ? size / 4
+                                                    : NS_SUMMARY_MOST_NODE;
+    enum ns_status status = NS_OK;
+    struct ns_job part = *job;
+    struct ns_ids some;
+
+    part.has_max_tokens = true;
+    part.max_tokens = (uint32_t)answer;
+    for (size_t at = 0; at < ids->n && status == NS_OK; at += size) {
+        some = (struct ns_ids){ .id = ids->id + at,
+                                .n = ids->n - at < size ? ids->n - at : size };
+        status = add_request(plan, &part, line, mode, &some, false, &none,
+                             NULL, err);
+    }
+    some = (struct ns_ids){ .id = ids->id,
+                            .n = (ids->n + size - 1) / size * answer };
+    if (some.n > size)
+        some.n = size;
+    return status == NS_OK ? add_request(plan, job, line, mode, &some, false,
+                                         &none, NULL, err)
+                           : status;
+}
+
+static enum ns_status
 add_message(struct plan *plan, struct ns_job *job, uint64_t line,
             struct ns_error *err)
 {
@@ -283,7 +337,6 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_references references;
     struct ns_pictures pictures = { 0 };
-    struct ns_request request;
     struct ns_ids ids = { 0 };
     enum ns_status status;
     enum ns_mode mode;
@@ -300,16 +353,14 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     if (status == NS_OK)
         status = ns_prepare_tokens(job, plan->tokenizer, plan->empty_thought,
                                    &pictures, &ids, &in_thought, err);
-    if (status == NS_OK)
-        status = ns_prepare_request(job, plan->model, mode, &ids, in_thought,
-                                    &pictures, images,
-                                    tuning.default_max_tokens, &request, err);
-    if (status == NS_OK)
-        status = ns_request_check(
-            plan->model, ns_tokenizer_id(plan->tokenizer, "<channel|>") >= 0,
-            &request, err);
-    if (status == NS_OK)
-        status = add_job(plan, job, line, &request, err);
+    if (status == NS_OK &&
+        ns_parts_wanted(job, &plan->model->config, mode, ids.n,
+                        job->chunk_tokens ? job->chunk_tokens
+                                          : tuning.summary_chunk))
+        status = add_parts(plan, job, line, mode, &ids, err);
+    else if (status == NS_OK)
+        status = add_request(plan, job, line, mode, &ids, in_thought,
+                             &pictures, images, err);
     ns_ids_fini(&ids);
     ns_pictures_fini(&pictures);
     ns_references_fini(&references);

@@ -13,6 +13,7 @@
 #include "daemon/arguments.h"
 #include "daemon/form.h"
 #include "daemon/judge.h"
+#include "daemon/parts.h"
 #include "daemon/prepare.h"
 #include "engine/prompt.h"
 #include "engine/request.h"
@@ -122,7 +123,7 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     struct ns_grammar *grammar = NULL;
     enum ns_status status;
     enum ns_mode mode;
-    bool in_thought;
+    bool in_thought, in_parts = false;
 
     if (!model)
         return NS_OK;
@@ -143,9 +144,14 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
             v->most_tokens = ids.n;
             v->most_line = line;
         }
-        status = ns_prepare_request(job, model, mode, &ids, in_thought,
-                                    &pictures, images,
-                                    tuning.default_max_tokens, &request, err);
+        in_parts = ns_parts_wanted(job, &model->config, mode, ids.n,
+                                   job->chunk_tokens ? job->chunk_tokens
+                                                     : tuning.summary_chunk);
+        if (!in_parts)
+            status = ns_prepare_request(job, model, mode, &ids, in_thought,
+                                        &pictures, images,
+                                        tuning.default_max_tokens, &request,
+                                        err);
     }
     if (status == NS_OK)
         status = ns_prepare_draft(job, v->tokenizer, &draft, err);
@@ -155,7 +161,7 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
         status = ns_judge_check(&v->judge, job, err);
     request.draft = draft.id;
     request.n_draft = (uint32_t)draft.n;
-    if (status == NS_OK)
+    if (status == NS_OK && !in_parts)
         status = ns_request_check(
             model, ns_tokenizer_id(v->tokenizer, "<channel|>") >= 0, &request,
             err);

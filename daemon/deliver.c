@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/parts.h"
 #include "daemon/work.h"
 
 enum {
@@ -439,6 +440,9 @@ claimed(struct deliver *deliver, struct ns_work *work)
         if (work->claim.stalls >= NS_ALONE_FROM && !deliver->alone)
             deliver->alone = work;
         work->attempt = work->spent_passes = work->spent_steps = 0;
+        ns_parts_destroy(work->parts); /* of an earlier try */
+        work->parts = NULL;
+        work->n_blocks = work->claim.n_blocks;
         ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
         return;
     case NS_CLAIM_WAIT:

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/parts.h"
 #include "daemon/tool.h"
 #include "daemon/validators.h"
 #include "engine/rng.h"
@@ -190,6 +191,12 @@ ns_judge(struct ns_pipeline *pipeline, struct ns_work *work)
 
     if (atomic_load(&work->fenced)) {
         ns_work_advance(pipeline, work, NS_ON_FENCED);
+        return;
+    }
+    if (work->parts && !work->parts->is_final) { /* a round, and not the last */
+        ns_work_advance(pipeline, work, ns_pipeline_stopping(pipeline)
+                                            ? NS_ON_STOP
+                                            : NS_ON_AGAIN);
         return;
     }
     /* An answer of tool calls alone has no text to look at. */

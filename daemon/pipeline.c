@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "daemon/deliver.h"
 #include "daemon/intake.h"
+#include "daemon/parts.h"
 #include "daemon/prepare.h"
 #include "daemon/schedule.h"
 #include "daemon/work.h"
@@ -49,11 +50,13 @@ ns_work_destroy(struct ns_work *work)
         return;
     ns_blocks_destroy(work->unsaved);
     json_decref(work->tool_calls);
+    json_decref(work->part_list);
     ns_buf_fini(&work->detail);
     ns_buf_fini(&work->reasoning);
     ns_buf_fini(&work->content);
     ns_pictures_fini(&work->pictures);
     ns_grammar_destroy(work->grammar);
+    ns_parts_destroy(work->parts);
     ns_fetch_fini(&work->fetch);
     ns_ids_fini(&work->prompt);
     ns_ids_fini(&work->draft);

@@ -39,6 +39,7 @@ struct ns_pipeline_tuning { /* what a reload may change */
     bool by_throughput;     /* `auto` is whatever is fastest, see outlook.h */
     uint64_t seed;          /* with the job id: the seed of jobs without one */
     uint32_t default_max_tokens;
+    uint32_t summary_chunk; /* tokens of a part; 0: what fits the context */
     int64_t poll_ms;       /* an idle source is asked this often */
     int64_t checkpoint_ms; /* least time between two of one job */
     int64_t retry_ms;      /* first delay after a trouble */

@@ -6,9 +6,11 @@
 
 #include "daemon/form.h"
 #include "daemon/judge.h"
+#include "daemon/parts.h"
 #include "engine/prompt.h"
 #include "engine/outlook.h"
 #include "engine/request.h"
+#include "engine/rng.h"
 
 /* A job is bounded by its message; this only bounds what a prompt made of it
  * may grow to, well above any context, so that a refusal can name the count. */
@@ -264,6 +266,30 @@ tell_choice(struct ns_pipeline *pipeline, struct ns_work *work)
                     ns_request_mode_name(fixed));
 }
 
+/* Goes on behind the claim's blocks. Where they are not this request's (the size
+ * of parts was changed since) it begins anew, and stores none: theirs stand. */
+static void
+resume(struct ns_work *work, struct ns_request *request)
+{
+    const struct ns_claim *claim = &work->claim;
+    const struct ns_parts *parts = work->parts;
+    uint32_t n_tokens = 0, n_blocks = 0;
+    bool alien = parts && parts->alien;
+
+    if (parts)
+        ns_parts_resume(parts, claim, &n_tokens, &n_blocks);
+    for (uint32_t i = n_tokens; i < claim->n_tokens; i++)
+        alien = alien || claim->tokens[i] < 0;
+    request->resume_blocks = n_blocks;
+    if (alien)
+        work->no_checkpoints = true;
+    if (alien || claim->n_blocks <= n_blocks)
+        return;
+    request->resume = claim->tokens + n_tokens;
+    request->n_resume = claim->n_tokens - n_tokens;
+    request->resume_blocks = claim->n_blocks;
+}
+
 static enum ns_status
 fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
              bool in_thought, struct ns_error *err)
@@ -284,11 +310,8 @@ fill_request(struct ns_pipeline *pipeline, struct ns_work *work,
     request->grammar = work->grammar;
     request->draft = work->draft.id;
     request->n_draft = (uint32_t)work->draft.n;
-    if (work->attempt == 0) { /* the only one that leaves blocks */
-        request->resume = work->claim.tokens;
-        request->n_resume = work->claim.n_tokens;
-        request->resume_blocks = work->claim.n_blocks;
-    }
+    if (work->attempt == 0) /* the only one that leaves blocks */
+        resume(work, request);
     if (job->mode == NS_JOB_AUTO)
         tell_choice(pipeline, work);
     if (!job->has_max_tokens && request->max_tokens < fallback)
@@ -305,6 +328,97 @@ event_of(enum ns_status status, enum ns_job_event good,
     if (status == NS_OK)
         return good;
     return status == NS_REJECT ? rejected : NS_ON_TROUBLE;
+}
+
+/* --- parts ------------------------------------------------------------- */
+
+/* A text that is too long for one summary gets a tree of them. */
+static enum ns_status
+split(struct ns_pipeline *pipeline, struct ns_work *work,
+      struct ns_error *err)
+{
+    struct ns_engine *engine = pipeline->options.engine;
+    const struct ns_config *config = &ns_engine_model(engine)->config;
+    uint32_t limit = ns_pipeline_tuning(pipeline).summary_chunk;
+    uint32_t size = ns_parts_size(work->job, config, limit);
+
+    if (work->job->chunk_tokens)
+        limit = work->job->chunk_tokens;
+    if (!ns_parts_wanted(work->job, config,
+                         engine_mode(work->claim.stored_mode), work->prompt.n,
+                         limit))
+        return NS_OK;
+    return ns_parts_create(work->job, &work->claim,
+                           ns_engine_tokenizer(engine), size, &work->parts,
+                           err);
+}
+
+/* The request of one node: the job's, but for what is the whole answer's. */
+static enum ns_status
+prepare_node(struct ns_pipeline *pipeline, struct ns_work *work, uint32_t i,
+             struct ns_error *err)
+{
+    const struct ns_pictures none = { 0 };
+    struct ns_engine *engine = pipeline->options.engine;
+    struct ns_parts *parts = work->parts;
+    struct ns_request *request = &parts->request[i];
+    struct ns_job job = *work->job;
+    uint32_t node = parts->node[i];
+    enum ns_status status;
+    bool in_thought;
+
+    job.messages = parts->messages;
+    job.has_max_tokens = true;
+    job.max_tokens = parts->tree->node_tokens;
+    job.n_stop = 0;
+    status = ns_parts_messages(parts, node, err);
+    if (status == NS_OK)
+        status = ns_prepare_tokens(&job, ns_engine_tokenizer(engine),
+                                   ns_engine_empty_thought(engine), &none,
+                                   &parts->prompt[i], &in_thought, err);
+    if (status == NS_OK)
+        status = ns_prepare_request(&job, ns_engine_model(engine),
+                                    engine_mode(work->claim.stored_mode),
+                                    &parts->prompt[i], in_thought, &none, NULL,
+                                    0, request, err);
+    if (status != NS_OK)
+        return status;
+    request->seed = ns_mix(work->claim.stored_seed ^ ns_mix(node)) >> 11;
+    return ns_engine_check(engine, request, err);
+}
+
+/* The next round's requests; the last one's prompt is the work's own. */
+static enum ns_status
+prepare_round(struct ns_pipeline *pipeline, struct ns_work *work,
+              bool *in_thought, struct ns_error *err)
+{
+    struct ns_engine *engine = pipeline->options.engine;
+    struct ns_parts *parts = work->parts;
+    const json_t *own = work->job->messages;
+    enum ns_status status;
+
+    ns_ids_fini(&work->prompt);
+    work->no_checkpoints = work->no_checkpoints || parts->alien;
+    if (ns_summary_advance(parts->tree)) {
+        /* What the scheduler asks of a job that runs. */
+        work->request = (struct ns_request){
+            .deadline_ms = work->job->has_deadline ? work->job->deadline_ms : 0
+        };
+        status = ns_parts_begin_round(parts, err);
+        for (uint32_t i = 0; i < parts->n && status == NS_OK; i++)
+            status = prepare_node(pipeline, work, i, err);
+        return status;
+    }
+    parts->is_final = true;
+    status = ns_parts_messages(parts, ns_summary_final(parts->tree), err);
+    work->job->messages = parts->messages;
+    if (status == NS_OK)
+        status = ns_prepare_tokens(work->job, ns_engine_tokenizer(engine),
+                                   ns_engine_empty_thought(engine),
+                                   &work->pictures, &work->prompt, in_thought,
+                                   err);
+    work->job->messages = own;
+    return status;
 }
 
 /* On the fetcher's thread: the work comes back to the pool. */
@@ -355,15 +469,61 @@ load_pictures(struct ns_pipeline *pipeline, struct ns_work *work,
     return status;
 }
 
+/* Documents, pictures, tokens; a text too long becomes parts. `*elsewhere`: the
+ * fetcher has the work now. */
+static enum ns_status
+read_job(struct ns_pipeline *pipeline, struct ns_work *work, bool *in_thought,
+         bool *elsewhere)
+{
+    struct ns_engine *engine = pipeline->options.engine;
+    struct ns_references references;
+    enum ns_status status;
+
+    status = ns_references_load(&pipeline->options.references, work->job,
+                                ns_now_ms() - work->received_ms, &references,
+                                &work->error);
+    work->blameless = status == NS_RETRY;
+    *elsewhere = status == NS_OK && fetch_first(pipeline, work, &references);
+    if (*elsewhere)
+        return NS_OK;
+    if (status == NS_OK)
+        status = load_pictures(pipeline, work, &references);
+    if (status == NS_OK)
+        status = ns_prepare_tokens(work->job, ns_engine_tokenizer(engine),
+                                   ns_engine_empty_thought(engine),
+                                   &work->pictures, &work->prompt, in_thought,
+                                   &work->error);
+    if (status == NS_OK)
+        status = split(pipeline, work, &work->error);
+    ns_references_fini(&references);
+    return status;
+}
+
+/* The request of the whole answer. */
+static enum ns_status
+complete(struct ns_pipeline *pipeline, struct ns_work *work, bool in_thought)
+{
+    enum ns_status status;
+
+    status = ns_prepare_draft(work->job,
+                              ns_engine_tokenizer(pipeline->options.engine),
+                              &work->draft, &work->error);
+    if (status == NS_OK)
+        status = ns_form_grammar(work->job, &work->grammar, &work->error);
+    if (status == NS_OK)
+        status = ns_judge_check(&pipeline->options.judge, work->job,
+                                &work->error);
+    if (status == NS_OK)
+        status = fill_request(pipeline, work, in_thought, &work->error);
+    return status;
+}
+
 static void
 prepare(struct ns_pipeline *pipeline, struct ns_work *work)
 {
-    const struct ns_tokenizer *tokenizer =
-        ns_engine_tokenizer(pipeline->options.engine);
-    enum ns_status status;
-    struct ns_references references;
+    enum ns_status status = NS_OK;
+    bool in_thought = false, elsewhere = false;
     enum ns_job_event event;
-    bool in_thought;
 
     if (work->job->has_deadline &&
         work->job->deadline_ms <= ns_unix_now_ms() + work->clock_shift_ms) {
@@ -378,30 +538,16 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
     ns_pictures_fini(&work->pictures);
     ns_grammar_destroy(work->grammar);
     work->grammar = NULL;
-    status = ns_references_load(&pipeline->options.references, work->job,
-                                ns_now_ms() - work->received_ms, &references,
-                                &work->error);
-    work->blameless = status == NS_RETRY;
-    if (status == NS_OK && fetch_first(pipeline, work, &references))
-        return;
-    if (status == NS_OK)
-        status = load_pictures(pipeline, work, &references);
-    if (status == NS_OK)
-        status = ns_prepare_tokens(
-            work->job, tokenizer,
-            ns_engine_empty_thought(pipeline->options.engine),
-            &work->pictures, &work->prompt, &in_thought, &work->error);
-    if (status == NS_OK)
-        status = ns_prepare_draft(work->job, tokenizer, &work->draft,
-                                  &work->error);
-    if (status == NS_OK)
-        status = ns_form_grammar(work->job, &work->grammar, &work->error);
-    if (status == NS_OK)
-        status = ns_judge_check(&pipeline->options.judge, work->job,
-                                &work->error);
-    if (status == NS_OK)
-        status = fill_request(pipeline, work, in_thought, &work->error);
-    ns_references_fini(&references);
+    work->blameless = false;
+    if (!work->parts) {
+        status = read_job(pipeline, work, &in_thought, &elsewhere);
+        if (elsewhere)
+            return;
+    }
+    if (status == NS_OK && work->parts)
+        status = prepare_round(pipeline, work, &in_thought, &work->error);
+    if (status == NS_OK && (!work->parts || work->parts->is_final))
+        status = complete(pipeline, work, in_thought);
     event = event_of(status, NS_ON_PREPARED, NS_ON_UNFIT);
     if (event == NS_ON_UNFIT)
         ns_work_fail(pipeline, work, NS_RESULT_FAILED);
@@ -409,7 +555,10 @@ prepare(struct ns_pipeline *pipeline, struct ns_work *work)
         work->error.code = work->blameless ? "documents_away"
                                            : "out_of_memory";
     if (event == NS_ON_PREPARED)
-        atomic_fetch_add(&pipeline->metrics->prompt_tokens, work->prompt.n);
+        atomic_fetch_add(&pipeline->metrics->prompt_tokens,
+                         work->parts && !work->parts->is_final
+                             ? ns_parts_tokens(work->parts)
+                             : work->prompt.n);
     ns_work_advance(pipeline, work, event);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "daemon/board.h"
+#include "daemon/parts.h"
 #include "daemon/work.h"
 #include "engine/backlog.h"
 
@@ -95,6 +96,51 @@ send_blocks(struct schedule *schedule, struct ns_work *work)
     work->checkpoint_ms = ns_now_ms();
     if (!ns_queue_push(schedule->pipeline->to_sink, blocks))
         ns_blocks_destroy(blocks);
+}
+
+/* --- jobs in parts ------------------------------------------------------- */
+
+static bool
+has_round(const struct ns_work *work)
+{
+    return work->parts && !work->parts->is_final;
+}
+
+/* The parent goes on to another thread: none of its nodes runs any more, and
+ * those that wait belong to nobody. */
+static void
+disperse(struct schedule *schedule, struct ns_work *parent)
+{
+    struct ns_parts *parts = parent->parts;
+
+    for (uint32_t i = 0; i < parts->n; i++) {
+        struct ns_work *node = parts->child[i];
+        bool runs = node && find_running(schedule, node->request.id) == node;
+
+        if (!node)
+            continue;
+        parts->child[i] = NULL;
+        node->parent = NULL;
+        if (runs) {
+            if (!schedule->broken)
+                ns_engine_cancel(schedule->engine, node->request.id);
+            remove_running(schedule, node);
+            ns_work_destroy(node);
+        }
+    }
+}
+
+static void
+leave_parent(struct schedule *schedule, struct ns_work *parent,
+             enum ns_job_event event)
+{
+    disperse(schedule, parent);
+    if (event == NS_ON_STOP || event == NS_ON_TROUBLE ||
+        event == NS_ON_DONE) /* the next round is behind these */
+        send_blocks(schedule, parent);
+    ns_blocks_destroy(parent->unsaved);
+    parent->unsaved = NULL;
+    ns_work_advance(schedule->pipeline, parent, event);
 }
 
 /* --- out of the engine ------------------------------------------------- */
@@ -187,8 +233,13 @@ keep_cost(struct schedule *schedule, struct ns_work *work,
     result->attempts = work->attempt + 1;
     result->prompt_tokens = usage->prompt_tokens;
     result->cached_tokens = usage->cached_tokens;
-    result->image_tokens = usage->image_tokens;
     result->completion_tokens = usage->completion_tokens;
+    if (work->parts) { /* what its nodes read and wrote counts as well */
+        result->prompt_tokens += work->parts->prompt_tokens;
+        result->cached_tokens += work->parts->cached_tokens;
+        result->completion_tokens += work->parts->completion_tokens;
+    }
+    result->image_tokens = usage->image_tokens;
     result->reasoning_tokens = usage->reasoning_tokens;
     result->blocks = usage->blocks;
     work->spent_passes += usage->passes;
@@ -239,6 +290,12 @@ done(struct schedule *schedule, struct ns_work *work,
         work->error.code = "out_of_memory";
         leave(schedule, work, NS_ON_TROUBLE);
         return;
+    }
+    if (work->parts) {
+        json_decref(work->part_list);
+        work->part_list = ns_summary_parts(work->parts->tree,
+                                           work->parts->text);
+        result->parts = work->part_list;
     }
     keep_cost(schedule, work, &event->usage);
     result->model_rev = ns_engine_model(schedule->engine)->revision;
@@ -292,6 +349,95 @@ interruption(struct schedule *schedule, struct ns_work *work)
     return NS_N_EVENTS;
 }
 
+/* A node is done: its summary is kept, and stored like a block. */
+static void
+node_done(struct schedule *schedule, struct ns_work *node,
+          const struct ns_event *event)
+{
+    struct ns_pipeline *pipeline = schedule->pipeline;
+    struct ns_work *parent = node->parent;
+    struct ns_parts *parts = parent->parts;
+    const struct ns_reply_text *reply = &event->reply;
+    struct ns_ids tokens;
+    struct ns_event stored;
+    enum ns_status status;
+
+    status = ns_parts_take(parts, parts->node[node->node], reply->content,
+                           reply->content_length, event->tokens,
+                           event->n_tokens, &tokens, &parent->error);
+    parts->prompt_tokens += event->usage.prompt_tokens;
+    parts->cached_tokens += event->usage.cached_tokens;
+    parts->completion_tokens += event->usage.completion_tokens;
+    parent->spent_passes += event->usage.passes;
+    parent->spent_steps += event->usage.denoise_steps;
+    parts->child[node->node] = NULL;
+    remove_running(schedule, node);
+    ns_work_destroy(node);
+    if (status != NS_OK) {
+        ns_ids_fini(&tokens);
+        parent->error.code = "out_of_memory";
+        leave_parent(schedule, parent, NS_ON_TROUBLE);
+        return;
+    }
+    stored = (struct ns_event){ .block = parent->n_blocks++,
+                                .tokens = tokens.id,
+                                .n_tokens = (uint32_t)tokens.n };
+    ns_work_advance(pipeline, parent, NS_ON_BLOCK);
+    if (!parent->no_checkpoints &&
+        keep_block(parent, &stored, &parent->error) != NS_OK)
+        parent->no_checkpoints = true;
+    ns_ids_fini(&tokens);
+    if (++parts->n_done == parts->n)
+        leave_parent(schedule, parent, NS_ON_DONE);
+    else if (ns_now_ms() - parent->checkpoint_ms >=
+             ns_pipeline_tuning(pipeline).checkpoint_ms)
+        send_blocks(schedule, parent);
+}
+
+/* What one node can not do, the job can not. */
+static void
+node_failed(struct schedule *schedule, struct ns_work *node,
+            const struct ns_event *event)
+{
+    struct ns_work *parent = node->parent;
+    const struct ns_summary *tree = parent->parts->tree;
+    const struct ns_summary_node *at =
+        &tree->node[parent->parts->node[node->node]];
+
+    parent->error = event->error;
+    ns_context(&parent->error, "parts %u-%u of %u", at->first_part + 1,
+               at->last_part + 1, tree->n_parts);
+    if (event->error.status == NS_REJECT) {
+        ns_work_fail(schedule->pipeline, parent, NS_RESULT_FAILED);
+        leave_parent(schedule, parent, NS_ON_UNFIT);
+        return;
+    }
+    if (!parent->error.code)
+        parent->error.code = "engine";
+    leave_parent(schedule, parent, NS_ON_TROUBLE);
+}
+
+static void
+node_event(struct schedule *schedule, struct ns_work *node,
+           const struct ns_event *event)
+{
+    enum ns_job_event end;
+
+    switch (event->kind) {
+    case NS_EVENT_BLOCK:
+        end = interruption(schedule, node->parent);
+        if (end != NS_N_EVENTS)
+            leave_parent(schedule, node->parent, end);
+        break;
+    case NS_EVENT_DONE:
+        node_done(schedule, node, event);
+        break;
+    case NS_EVENT_FAILED:
+        node_failed(schedule, node, event);
+        break;
+    }
+}
+
 static void
 block(struct schedule *schedule, struct ns_work *work,
       const struct ns_event *event)
@@ -305,7 +451,8 @@ block(struct schedule *schedule, struct ns_work *work,
         atomic_fetch_add(&pipeline->metrics->canvas_blocks, 1);
     work->n_blocks++;
     ns_work_advance(pipeline, work, NS_ON_BLOCK);
-    if (work->attempt == 0 && !work->no_checkpoints && keep_block(work, event, &err) != NS_OK) {
+    if (work->attempt == 0 && !work->no_checkpoints &&
+        keep_block(work, event, &err) != NS_OK) {
         /* The job goes on without: the row of blocks must have no hole. */
         ns_log_warn("checkpoint.lost", "error=\"%s\"", err.text);
         ns_blocks_destroy(work->unsaved);
@@ -334,6 +481,10 @@ collect(struct schedule *schedule)
         work = find_running(schedule, event.id);
         if (!work)
             continue;
+        if (work->is_node) {
+            node_event(schedule, work, &event);
+            continue;
+        }
         switch (event.kind) {
         case NS_EVENT_BLOCK:
             block(schedule, work, &event);
@@ -350,9 +501,11 @@ collect(struct schedule *schedule)
 
 /* --- into the engine --------------------------------------------------- */
 
-static void
+/* False, and `error` of the job says why: without memory. */
+static bool
 add_pending(struct schedule *schedule, struct ns_work *work)
 {
+    struct ns_work *job = work->is_node ? work->parent : work;
     const struct ns_request *request = &work->request;
     struct ns_backlog_key key = {
         .priority = request->priority,
@@ -362,11 +515,43 @@ add_pending(struct schedule *schedule, struct ns_work *work)
         .length = request->n_prompt + request->max_tokens,
     };
 
-    if (ns_backlog_push(schedule->pending, &key, work, &work->error) ==
-        NS_OK)
-        return;
-    work->error.code = "out_of_memory";
-    ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+    if (ns_backlog_push(schedule->pending, &key, work, &job->error) == NS_OK)
+        return true;
+    job->error.code = "out_of_memory";
+    return false;
+}
+
+/* A round's nodes wait for the engine as jobs do, side by side. */
+static void
+spread(struct schedule *schedule, struct ns_work *parent)
+{
+    struct ns_parts *parts = parent->parts;
+
+    parent->submitted_ms = parent->checkpoint_ms = ns_now_ms();
+    for (uint32_t i = 0; i < parts->n; i++) {
+        struct ns_work *node = calloc(1, sizeof(*node));
+
+        if (!node) {
+            ns_fail(&parent->error, NS_RETRY, "out of memory for %u parts",
+                    parts->n);
+            parent->error.code = "out_of_memory";
+            leave_parent(schedule, parent, NS_ON_TROUBLE);
+            return;
+        }
+        node->is_node = true;
+        node->node = i;
+        node->parent = parent;
+        node->request = parts->request[i];
+        node->received_ms = parent->received_ms;
+        node->claim.stalls = parent->claim.stalls;
+        parts->child[i] = node;
+        if (!add_pending(schedule, node)) {
+            parts->child[i] = NULL;
+            ns_work_destroy(node);
+            leave_parent(schedule, parent, NS_ON_TROUBLE);
+            return;
+        }
+    }
 }
 
 static void
@@ -378,7 +563,10 @@ take_in(struct schedule *schedule)
 
     while ((work = ns_queue_pop(schedule->pipeline->to_engine,
                                 idle ? -1 : 0)) != NULL) {
-        add_pending(schedule, work);
+        if (has_round(work))
+            spread(schedule, work);
+        else if (!add_pending(schedule, work))
+            ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
         idle = false;
     }
 }
@@ -392,32 +580,69 @@ let_go(struct schedule *schedule)
 
     if (!schedule->broken && !ns_pipeline_stopping(pipeline))
         return;
-    while ((work = ns_backlog_pop(schedule->pending)) != NULL)
-        ns_work_advance(pipeline, work, NS_ON_STOP);
+    while ((work = ns_backlog_pop(schedule->pending)) != NULL) {
+        struct ns_work *parent = work->parent;
+
+        if (!work->is_node) {
+            ns_work_advance(pipeline, work, NS_ON_STOP);
+            continue;
+        }
+        if (parent) {
+            parent->parts->child[work->node] = NULL;
+            leave_parent(schedule, parent, NS_ON_STOP);
+        }
+        ns_work_destroy(work);
+    }
     while ((schedule->broken || ns_pipeline_out_of_time(pipeline)) &&
            (work = schedule->running) != NULL) {
+        if (work->is_node) {
+            leave_parent(schedule, work->parent, NS_ON_STOP);
+            continue;
+        }
         if (!schedule->broken)
             ns_engine_cancel(schedule->engine, work->request.id);
         leave(schedule, work, NS_ON_STOP);
     }
 }
 
+/* The job leaves without having come in; a node is gone with it. */
+static void
+refuse(struct schedule *schedule, struct ns_work *work,
+       enum ns_job_event event)
+{
+    struct ns_work *parent = work->parent;
+
+    if (!work->is_node) {
+        ns_work_advance(schedule->pipeline, work, event);
+        return;
+    }
+    parent->parts->child[work->node] = NULL;
+    leave_parent(schedule, parent, event);
+    ns_work_destroy(work);
+}
+
 /* True when the work went somewhere, false when it has to wait. */
 static bool
 submit(struct schedule *schedule, struct ns_work *work)
 {
-    enum ns_job_event end = interruption(schedule, work);
+    struct ns_work *job = work->is_node ? work->parent : work;
+    enum ns_job_event end;
     enum ns_status status;
 
+    if (!job) { /* a node whose job has left */
+        ns_work_destroy(work);
+        return true;
+    }
+    end = interruption(schedule, job);
     if (end != NS_N_EVENTS) {
-        ns_work_advance(schedule->pipeline, work, end);
+        refuse(schedule, work, end);
         return true;
     }
     if (schedule->alone ||
         (work->claim.stalls >= NS_ALONE_FROM && schedule->n_running > 0))
         return false;
     work->request.id = schedule->next_id + 1;
-    status = ns_engine_submit(schedule->engine, &work->request, &work->error);
+    status = ns_engine_submit(schedule->engine, &work->request, &job->error);
     switch (status) {
     case NS_OK:
         schedule->next_id++;
@@ -432,17 +657,17 @@ submit(struct schedule *schedule, struct ns_work *work)
         if (schedule->n_running > 0)
             return false;
         /* Nothing runs that could make room: a bug, or memory. */
-        work->error.code = "engine";
-        ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+        job->error.code = "engine";
+        refuse(schedule, work, NS_ON_TROUBLE);
         return true;
     case NS_REJECT:
-        ns_work_fail(schedule->pipeline, work, NS_RESULT_FAILED);
-        ns_work_advance(schedule->pipeline, work, NS_ON_UNFIT);
+        ns_work_fail(schedule->pipeline, job, NS_RESULT_FAILED);
+        refuse(schedule, work, NS_ON_UNFIT);
         return true;
     default:
-        if (!work->error.code)
-            work->error.code = "out_of_memory";
-        ns_work_advance(schedule->pipeline, work, NS_ON_TROUBLE);
+        if (!job->error.code)
+            job->error.code = "out_of_memory";
+        refuse(schedule, work, NS_ON_TROUBLE);
         return true;
     }
 }

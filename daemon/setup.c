@@ -141,6 +141,7 @@ ns_setup_tuning(const struct ns_options *options)
         .by_throughput = options->engine.auto_by == NS_AUTO_THROUGHPUT,
         .seed = options->engine.seed,
         .default_max_tokens = options->limits.default_max_tokens,
+        .summary_chunk = options->limits.summary_chunk,
         /* Looking into a folder costs something, asking the client nothing. */
         .poll_ms = options->intake.topics ? TOPICS_POLL_MS
                                           : (int64_t)options->intake.poll_ms,

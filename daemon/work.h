@@ -49,6 +49,11 @@ struct ns_work {
     struct ns_fetch fetch;       /* of its URLs, until they are decoded */
     struct ns_pictures pictures; /* owned; as the images below, of request */
     struct ns_request_image images[NS_JOB_IMAGES];
+    struct ns_parts *parts; /* owned; NULL: it is not summarised in parts */
+    struct ns_work *parent; /* of a node of those: whose, or NULL: nobody's any
+                             * more. The engine thread's alone */
+    bool is_node;
+    uint32_t node;          /* index in the parent's round */
     struct ns_grammar *grammar; /* owned; NULL: any text */
     uint32_t attempt; /* of the claim, from 0: judge.h */
     uint32_t spent_passes, spent_steps; /* of all of them */
@@ -56,7 +61,7 @@ struct ns_work {
     struct ns_error error; /* refused, unfit or in trouble: why */
     struct ns_result result;
     struct ns_buf content, reasoning, detail; /* under the result; owned */
-    json_t *tool_calls;                       /* likewise */
+    json_t *tool_calls, *part_list;           /* likewise */
 
     bool blameless; /* what is in trouble is not the job: it counts no retry */
     int64_t received_ms, submitted_ms; /* monotonic */

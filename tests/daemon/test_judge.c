@@ -163,14 +163,15 @@ the_seed_of_an_attempt_gives_its_text_again(void **state)
 static void
 killed_at_any_point_attempts_and_answers_are_the_same(void **state)
 {
-    const char *const argv[] = { "nightshift", "run", in_folder("jobs.jsonl"),
-                                 "-o", in_folder("broken.jsonl"), "-m",
-                                 program_model, NULL };
     unsigned seed = 3;
     int n_hit = 0;
 
     (void)state;
     for (int i = 0; i < 12; i++) {
+        const char *const argv[] = { "nightshift", "run",
+                                     in_folder("jobs.jsonl"), "-o",
+                                     in_folder("broken.jsonl"), "-m",
+                                     program_model, NULL };
         pid_t pid = spawn(argv, in_folder("stdout"), in_folder("stderr"));
 
         usleep((useconds_t)(rand_r(&seed) % 60) * 1000);

@@ -1,0 +1,308 @@
+#include "daemon/parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/request.h"
+
+enum { INSTRUCTIONS = 1024 }; /* tokens kept for what stands beside a part */
+
+static enum ns_status
+no_memory(struct ns_error *err)
+{
+    return ns_fail(err, NS_RETRY, "out of memory for the parts of a job");
+}
+
+/* ---- which jobs ---------------------------------------------------------- */
+
+/* The text to be split: the longest of the one user message. Its place in
+ * `messages`; false when there is no such place. */
+static bool
+find_text(const json_t *messages, size_t *message, size_t *part)
+{
+    size_t n_users = 0, longest = 0;
+
+    *part = SIZE_MAX;
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *one = json_array_get(messages, i), *content;
+        const char *role = json_string_value(json_object_get(one, "role"));
+
+        if (!role || strcmp(role, "system") == 0 ||
+            strcmp(role, "developer") == 0)
+            continue;
+        content = json_object_get(one, "content");
+        if (strcmp(role, "user") != 0 || n_users++ > 0)
+            return false;
+        *message = i;
+        if (json_is_string(content))
+            longest = json_string_length(content);
+        for (size_t p = 0; p < json_array_size(content); p++) {
+            const json_t *text =
+                json_object_get(json_array_get(content, p), "text");
+
+            if (!json_is_string(text)) /* not a text */
+                return false;
+            if (json_string_length(text) > longest) {
+                longest = json_string_length(text);
+                *part = p;
+            }
+        }
+    }
+    return longest > 0;
+}
+
+bool
+ns_parts_wanted(const struct ns_job *job, const struct ns_config *config,
+                enum ns_mode mode, size_t n_prompt, uint32_t limit)
+{
+    uint32_t room = n_prompt < UINT32_MAX
+                        ? ns_request_max_tokens(config, (uint32_t)n_prompt,
+                                                mode, job->canvas_length)
+                        : 0;
+    size_t message, part;
+    bool fits = room > 0 && (!job->has_max_tokens || job->max_tokens <= room);
+
+    if (job->task != NS_JOB_TASK_SUMMARIZE || job->n_images > 0 ||
+        job->tools || job->thinking || job->draft ||
+        !find_text(job->messages, &message, &part))
+        return false;
+    return !fits || (limit > 0 && n_prompt > limit);
+}
+
+uint32_t
+ns_parts_size(const struct ns_job *job, const struct ns_config *config,
+              uint32_t limit)
+{
+    uint32_t canvas = config->canvas_length;
+    uint32_t answer = job->has_max_tokens && job->max_tokens > canvas
+                          ? job->max_tokens
+                          : canvas;
+    /* The final node takes a part's worth of summaries, too. */
+    uint64_t beside = (uint64_t)answer + canvas + NS_SUMMARY_MOST_NODE +
+                      (config->max_position > 4 * INSTRUCTIONS
+                           ? INSTRUCTIONS
+                           : config->max_position / 4);
+    uint32_t room = beside < config->max_position
+                        ? (uint32_t)(config->max_position - beside)
+                        : 0;
+
+    if (job->chunk_tokens)
+        limit = job->chunk_tokens;
+    if (limit == 0 || limit > room)
+        limit = room;
+    return limit < NS_SUMMARY_LEAST ? NS_SUMMARY_LEAST : limit;
+}
+
+/* ---- the tree and what is known of it ------------------------------------- */
+
+static enum ns_status
+take_messages(struct ns_parts *parts, const struct ns_job *job,
+              struct ns_error *err)
+{
+    json_t *text, *message;
+    size_t at, part;
+    const char *system;
+
+    parts->messages = json_deep_copy(job->messages);
+    if (!parts->messages)
+        return no_memory(err);
+    if (!find_text(parts->messages, &at, &part))
+        return ns_fail(err, NS_FATAL, "a summary without a text");
+    parts->system = json_array_get(parts->messages, 0);
+    message = json_array_get(parts->messages, at);
+    parts->key = part == SIZE_MAX ? "content" : "text";
+    parts->holder =
+        part == SIZE_MAX
+            ? message
+            : json_array_get(json_object_get(message, "content"), part);
+    text = json_object_get(parts->holder, parts->key);
+    parts->length = json_string_length(text);
+    parts->text = malloc(parts->length + 1);
+    system = json_string_value(json_object_get(parts->system, "content"));
+    parts->instruction = strdup(system ? system : "");
+    if (!parts->text || !parts->instruction)
+        return no_memory(err);
+    memcpy(parts->text, json_string_value(text), parts->length + 1);
+    return NS_OK;
+}
+
+/* The nodes among the blocks of an earlier process. */
+static enum ns_status
+remember(struct ns_parts *parts, const struct ns_claim *claim,
+         const struct ns_tokenizer *tokenizer, struct ns_error *err)
+{
+    const int32_t *at = claim->tokens;
+    enum ns_status status = NS_OK;
+
+    for (uint32_t b = 0; b < claim->n_blocks && status == NS_OK; b++) {
+        uint32_t n = claim->block_tokens[b];
+        struct ns_buf text;
+
+        if (n >= 2 && at[0] < 0 &&
+            (uint32_t)(-1 - at[0]) < parts->n_node_blocks &&
+            at[1] == (int32_t)parts->tree->part_tokens) {
+            ns_buf_init(&text, SIZE_MAX / 2);
+            ns_tokenizer_decode(tokenizer, at + 2, n - 2, true, &text);
+            status = text.failed
+                         ? no_memory(err)
+                         : ns_summary_set(parts->tree, (uint32_t)(-1 - at[0]),
+                                          text.data ? text.data : "",
+                                          text.length, err);
+            ns_buf_fini(&text);
+        } else if (b < parts->n_node_blocks) {
+            parts->alien = true; /* the job was split in another way */
+        }
+        at += n;
+    }
+    return status;
+}
+
+void
+ns_parts_resume(const struct ns_parts *parts, const struct ns_claim *claim,
+                uint32_t *n_tokens, uint32_t *n_blocks)
+{
+    *n_tokens = 0;
+    *n_blocks = parts->n_node_blocks;
+    for (uint32_t b = 0; b < claim->n_blocks && b < parts->n_node_blocks; b++)
+        *n_tokens += claim->block_tokens[b];
+}
+
+enum ns_status
+ns_parts_create(const struct ns_job *job, const struct ns_claim *claim,
+                const struct ns_tokenizer *tokenizer, uint32_t part_tokens,
+                struct ns_parts **out, struct ns_error *err)
+{
+    struct ns_parts *parts = calloc(1, sizeof(*parts));
+    enum ns_status status;
+
+    *out = NULL;
+    if (!parts)
+        return no_memory(err);
+    status = take_messages(parts, job, err);
+    if (status == NS_OK)
+        status = ns_summary_create(parts->text, parts->length, tokenizer,
+                                   part_tokens, &parts->tree, err);
+    if (status == NS_OK && parts->tree) {
+        parts->n_node_blocks = ns_summary_final(parts->tree);
+        status = remember(parts, claim, tokenizer, err);
+    }
+    if (status == NS_OK && parts->tree) {
+        *out = parts;
+        parts = NULL;
+    }
+    ns_parts_destroy(parts);
+    return status;
+}
+
+static void
+forget_round(struct ns_parts *parts)
+{
+    for (uint32_t i = 0; parts->prompt && i < parts->n; i++)
+        ns_ids_fini(&parts->prompt[i]);
+    free(parts->node);
+    free(parts->prompt);
+    free(parts->request);
+    free(parts->child);
+    parts->node = NULL;
+    parts->prompt = NULL;
+    parts->request = NULL;
+    parts->child = NULL;
+    parts->n = parts->n_done = 0;
+}
+
+void
+ns_parts_destroy(struct ns_parts *parts)
+{
+    if (!parts)
+        return;
+    forget_round(parts);
+    ns_summary_destroy(parts->tree);
+    json_decref(parts->messages);
+    free(parts->instruction);
+    free(parts->text);
+    free(parts);
+}
+
+enum ns_status
+ns_parts_begin_round(struct ns_parts *parts, struct ns_error *err)
+{
+    const struct ns_summary *tree = parts->tree;
+    uint32_t first = tree->round_first[tree->round], n;
+
+    forget_round(parts);
+    n = tree->round_first[tree->round + 1] - first;
+    parts->node = calloc(n, sizeof(*parts->node));
+    parts->prompt = calloc(n, sizeof(*parts->prompt));
+    parts->request = calloc(n, sizeof(*parts->request));
+    parts->child = calloc(n, sizeof(struct ns_work *));
+    if (!parts->node || !parts->prompt || !parts->request || !parts->child)
+        return no_memory(err);
+    for (uint32_t i = first; i < first + n; i++)
+        if (!tree->node[i].text)
+            parts->node[parts->n++] = i;
+    return NS_OK;
+}
+
+size_t
+ns_parts_tokens(const struct ns_parts *parts)
+{
+    size_t sum = 0;
+
+    for (uint32_t i = 0; i < parts->n; i++)
+        sum += parts->prompt[i].n;
+    return sum;
+}
+
+/* ---- what a node says and hears --------------------------------------------- */
+
+enum ns_status
+ns_parts_messages(struct ns_parts *parts, uint32_t node, struct ns_error *err)
+{
+    const struct ns_summary *tree = parts->tree;
+    const struct ns_summary_node *at = &tree->node[node];
+    char *source = ns_summary_source(tree, node, parts->text);
+    json_t *system, *text;
+
+    system =
+        at->n == 0
+            ? json_sprintf("%s\n\nThe text is part %u of %u of a longer one. "
+                           "Summarise this part alone, in a few sentences that "
+                           "can be combined with those of the other parts.",
+                           parts->instruction, node + 1, tree->n_parts)
+            : json_sprintf("%s\n\nThe text has been read in %u parts. What "
+                           "follows are their summaries, each under the label "
+                           "of its parts. Combine them into one, and name "
+                           "the parts that a statement comes from like this: "
+                           "[parts 2-3].",
+                           parts->instruction, tree->n_parts);
+    text = source ? json_string(source) : NULL;
+    free(source);
+    if (!system || !text ||
+        json_object_set(parts->system, "content", system) != 0 ||
+        json_object_set(parts->holder, parts->key, text) != 0) {
+        json_decref(system);
+        json_decref(text);
+        return no_memory(err);
+    }
+    json_decref(system);
+    json_decref(text);
+    return NS_OK;
+}
+
+enum ns_status
+ns_parts_take(struct ns_parts *parts, uint32_t node, const char *text,
+              size_t length, const int32_t *tokens, uint32_t n_tokens,
+              struct ns_ids *block, struct ns_error *err)
+{
+    enum ns_status status =
+        ns_summary_set(parts->tree, node, text, length, err);
+
+    *block = (struct ns_ids){ .limit = (size_t)n_tokens + 2 };
+    if (status == NS_OK)
+        status = ns_ids_add(block, -1 - (int32_t)node, err);
+    if (status == NS_OK)
+        status = ns_ids_add(block, (int32_t)parts->tree->part_tokens, err);
+    for (uint32_t i = 0; i < n_tokens && status == NS_OK; i++)
+        status = ns_ids_add(block, tokens[i], err);
+    return status;
+}
