@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "connectors/result.h"
+#include "engine/reply.h"
 #include "engine/request.h"
 
 enum { INSTRUCTIONS = 1024 }; /* tokens kept for what stands beside a part */
@@ -126,29 +128,61 @@ take_messages(struct ns_parts *parts, const struct ns_job *job,
     return NS_OK;
 }
 
+/* What a stored node begins with. */
+enum { NODE, PART_TOKENS, READ, WROTE, HEAD };
+
+/* The text of a node's answer, whether it came just now or from a store: what a
+ * reader would see of it. A NUL would end it early in the next prompt. */
+static enum ns_status
+keep(struct ns_parts *parts, uint32_t node, const int32_t *tokens, uint32_t n,
+     struct ns_error *err)
+{
+    const struct ns_reply_options options = {
+        .tokenizer = parts->tokenizer,
+        .limit_bytes = SIZE_MAX / 2,
+    };
+    struct ns_reply *reply = NULL;
+    struct ns_reply_text text;
+    struct ns_buf plain;
+    enum ns_status status;
+
+    ns_buf_init(&plain, SIZE_MAX / 2);
+    status = ns_reply_create(&options, &reply, err);
+    for (uint32_t i = 0; i < n && status == NS_OK; i++)
+        ns_reply_push(reply, tokens[i]);
+    if (status == NS_OK)
+        status = ns_reply_finish(reply, &text, err);
+    if (status == NS_OK) {
+        ns_result_plain(&plain, text.content, text.content_length);
+        status = ns_buf_check(&plain, "a summary", err);
+    }
+    if (status == NS_OK)
+        status = ns_summary_set(parts->tree, node,
+                                plain.data ? plain.data : "", plain.length,
+                                err);
+    ns_buf_fini(&plain);
+    ns_reply_destroy(reply);
+    return status;
+}
+
 /* The nodes among the blocks of an earlier process. */
 static enum ns_status
 remember(struct ns_parts *parts, const struct ns_claim *claim,
-         const struct ns_tokenizer *tokenizer, struct ns_error *err)
+         struct ns_error *err)
 {
     const int32_t *at = claim->tokens;
     enum ns_status status = NS_OK;
 
     for (uint32_t b = 0; b < claim->n_blocks && status == NS_OK; b++) {
         uint32_t n = claim->block_tokens[b];
-        struct ns_buf text;
 
-        if (n >= 2 && at[0] < 0 &&
-            (uint32_t)(-1 - at[0]) < parts->n_node_blocks &&
-            at[1] == (int32_t)parts->tree->part_tokens) {
-            ns_buf_init(&text, SIZE_MAX / 2);
-            ns_tokenizer_decode(tokenizer, at + 2, n - 2, true, &text);
-            status = text.failed
-                         ? no_memory(err)
-                         : ns_summary_set(parts->tree, (uint32_t)(-1 - at[0]),
-                                          text.data ? text.data : "",
-                                          text.length, err);
-            ns_buf_fini(&text);
+        if (n >= HEAD && at[NODE] < 0 &&
+            (uint32_t)(-1 - at[NODE]) < parts->n_node_blocks &&
+            at[PART_TOKENS] == (int32_t)parts->tree->part_tokens) {
+            status = keep(parts, (uint32_t)(-1 - at[NODE]), at + HEAD,
+                          n - HEAD, err);
+            parts->prompt_tokens += (uint32_t)at[READ];
+            parts->completion_tokens += (uint32_t)at[WROTE];
         } else if (b < parts->n_node_blocks) {
             parts->alien = true; /* the job was split in another way */
         }
@@ -178,13 +212,14 @@ ns_parts_create(const struct ns_job *job, const struct ns_claim *claim,
     *out = NULL;
     if (!parts)
         return no_memory(err);
+    parts->tokenizer = tokenizer;
     status = take_messages(parts, job, err);
     if (status == NS_OK)
         status = ns_summary_create(parts->text, parts->length, tokenizer,
                                    part_tokens, &parts->tree, err);
     if (status == NS_OK && parts->tree) {
         parts->n_node_blocks = ns_summary_final(parts->tree);
-        status = remember(parts, claim, tokenizer, err);
+        status = remember(parts, claim, err);
     }
     if (status == NS_OK && parts->tree) {
         *out = parts;
@@ -290,19 +325,25 @@ ns_parts_messages(struct ns_parts *parts, uint32_t node, struct ns_error *err)
 }
 
 enum ns_status
-ns_parts_take(struct ns_parts *parts, uint32_t node, const char *text,
-              size_t length, const int32_t *tokens, uint32_t n_tokens,
+ns_parts_take(struct ns_parts *parts, uint32_t node, const int32_t *tokens,
+              uint32_t n_tokens, const struct ns_usage *usage,
               struct ns_ids *block, struct ns_error *err)
 {
-    enum ns_status status =
-        ns_summary_set(parts->tree, node, text, length, err);
+    const int32_t head[HEAD] = {
+        [NODE] = -1 - (int32_t)node,
+        [PART_TOKENS] = (int32_t)parts->tree->part_tokens,
+        [READ] = (int32_t)usage->prompt_tokens,
+        [WROTE] = (int32_t)usage->completion_tokens,
+    };
+    enum ns_status status = keep(parts, node, tokens, n_tokens, err);
 
-    *block = (struct ns_ids){ .limit = (size_t)n_tokens + 2 };
-    if (status == NS_OK)
-        status = ns_ids_add(block, -1 - (int32_t)node, err);
-    if (status == NS_OK)
-        status = ns_ids_add(block, (int32_t)parts->tree->part_tokens, err);
+    *block = (struct ns_ids){ .limit = (size_t)n_tokens + HEAD };
+    for (uint32_t i = 0; i < HEAD && status == NS_OK; i++)
+        status = ns_ids_add(block, head[i], err);
     for (uint32_t i = 0; i < n_tokens && status == NS_OK; i++)
         status = ns_ids_add(block, tokens[i], err);
+    parts->prompt_tokens += usage->prompt_tokens;
+    parts->cached_tokens += usage->cached_tokens;
+    parts->completion_tokens += usage->completion_tokens;
     return status;
 }

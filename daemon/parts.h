@@ -8,9 +8,10 @@
  * instruction; the last round is the job's own request, and ends as any other.
  *
  * A node's seed is a draw of the job's seed and its number. Its summary is
- * stored as a block whose first two values are -1 - node and the part size; the
- * blocks of the final request come behind those. So a job that is taken up
- * again has the nodes that were done, and ends with the same bytes.
+ * stored as a block: -1 - node, the part size, the tokens that it read and
+ * wrote, and the tokens themselves; the blocks of the final request come behind
+ * those. So a job that is taken up again has the nodes that were done, and ends
+ * with the same bytes and the same usage.
  *
  * The pool builds and the engine thread runs; whoever holds the work holds
  * this.
@@ -22,6 +23,7 @@
 #include "daemon/work.h"
 
 struct ns_parts {
+    const struct ns_tokenizer *tokenizer; /* borrowed */
     struct ns_summary *tree; /* owned, as all below */
     char *text;              /* what was split */
     size_t length;
@@ -83,11 +85,11 @@ void ns_parts_resume(const struct ns_parts *parts,
                      const struct ns_claim *claim, uint32_t *n_tokens,
                      uint32_t *n_blocks);
 
-/* A node's summary is there: keeps it, and says how it is stored, in `block`
- * (owned by the caller). */
+/* A node's answer is there, these tokens: keeps its text and counts what it cost,
+ * and says how it is stored, in `block` (zeroed first; owned by the caller). */
 enum ns_status ns_parts_take(struct ns_parts *parts, uint32_t node,
-                             const char *text, size_t length,
                              const int32_t *tokens, uint32_t n_tokens,
+                             const struct ns_usage *usage,
                              struct ns_ids *block, struct ns_error *err);
 
 #endif

@@ -357,17 +357,13 @@ node_done(struct schedule *schedule, struct ns_work *node,
     struct ns_pipeline *pipeline = schedule->pipeline;
     struct ns_work *parent = node->parent;
     struct ns_parts *parts = parent->parts;
-    const struct ns_reply_text *reply = &event->reply;
     struct ns_ids tokens;
     struct ns_event stored;
     enum ns_status status;
 
-    status = ns_parts_take(parts, parts->node[node->node], reply->content,
-                           reply->content_length, event->tokens,
-                           event->n_tokens, &tokens, &parent->error);
-    parts->prompt_tokens += event->usage.prompt_tokens;
-    parts->cached_tokens += event->usage.cached_tokens;
-    parts->completion_tokens += event->usage.completion_tokens;
+    status = ns_parts_take(parts, parts->node[node->node], event->tokens,
+                           event->n_tokens, &event->usage, &tokens,
+                           &parent->error);
     parent->spent_passes += event->usage.passes;
     parent->spent_steps += event->usage.denoise_steps;
     parts->child[node->node] = NULL;
