@@ -2,7 +2,7 @@
  *
  * Contract: attention_ref.c, to the tolerance in test_attention.c.
  * Plan:     a task is (segment, kv head, block of rows) with all query heads of
- *           that kv head: up to ATTENTION_ROWS (row, head) pairs share each
+ *           that kv head: up to attention_pairs() of (row, head) share each
  *           tile. K is turned so that keys are lanes (scores are chains over
  *           d), V is read where it lies (sums are chains over keys). The
  *           softmax is online: a tile that raises a row's maximum scales what
@@ -23,12 +23,13 @@
 
 #include <math.h>
 
+enum { LONG_CANVAS = 1024 }; /* rows, from which on it is a picture */
+
 struct attention_job {
     const struct cpu *cpu;
     const struct ns_pass *pass;
     const struct ns_attention *args;
     uint32_t n_group;    /* query heads of a kv head */
-    uint32_t block_rows;
     const uint32_t *first_task; /* [n_segments + 1] */
 };
 
@@ -194,6 +195,28 @@ softmax_row(float *s, uint32_t first, uint32_t end, float *most, float *total,
     *total += vf_sum(sum);
 }
 
+/* How many rows are a task. Pictures have rows enough for all threads in
+ * larger ones, in which a tile is turned for more of them. */
+static uint32_t
+block_rows(const struct attention_job *job, const struct ns_segment *segment)
+{
+    uint32_t rows = attention_pairs(job->args->kv.head_dim) / job->n_group;
+    uint32_t most = NS_PAGE;
+
+    if (segment->kind == NS_SEGMENT_CANVAS && segment->n_rows >= LONG_CANVAS)
+        most = ATTENTION_ROWS;
+    return rows < 1 ? 1 : rows > most ? most : rows;
+}
+
+/* d numbers, and zeros up to whole panels. */
+VEC_INLINE void
+pad_row(float *to, const float *from, uint32_t d)
+{
+    for (uint32_t j = 0; j < operand_ld(d); j += LANES)
+        vf_store(to + j, j < d ? vf_load_some(from + j, lanes_left(d, j))
+                               : vf_set(0.0f));
+}
+
 static void
 attend_tile(const struct attention_job *job, struct block *b,
             const struct key_tile *tile, const struct span *span)
@@ -207,8 +230,7 @@ attend_tile(const struct attention_job *job, struct block *b,
     if (d % PANEL) { /* a product reads b in whole panels */
         v_stride = operand_ld(d);
         for (uint32_t i = 0; i < n_keys; i++)
-            memcpy(b->s.v + i * v_stride, v + i * tile->v_stride,
-                   d * sizeof(float));
+            pad_row(b->s.v + i * v_stride, v + i * tile->v_stride, d);
         v = b->s.v;
     }
 
@@ -243,7 +265,7 @@ attend_tile(const struct attention_job *job, struct block *b,
             .b = v + col,
             .ldb = v_stride,
             .k = n_keys,
-            .n_cols = d - col < PANEL ? d - col : PANEL,
+            .n_cols = d - col > LANES ? PANEL : LANES, /* sums are padded */
             .more = true,
             .ahead = tile->next_v ? tile->next_v + (size_t)col * n_keys : NULL,
         });
@@ -336,7 +358,7 @@ attention_task(void *ctx, uint32_t task, uint32_t thread)
 {
     const struct attention_job *job = ctx;
     const struct ns_attention *args = job->args;
-    uint32_t segment = 0, d = args->kv.head_dim, left, first_head;
+    uint32_t segment = 0, d = args->kv.head_dim, rows, left, first_head;
     size_t ld = attention_ld(d);
     struct block b = { 0 };
 
@@ -345,10 +367,11 @@ attention_task(void *ctx, uint32_t task, uint32_t thread)
     task -= job->first_task[segment];
     b.segment = &job->pass->segments[segment];
     b.kv_head = task % args->kv.n_kv_heads;
-    task = task / args->kv.n_kv_heads * job->block_rows;
+    rows = block_rows(job, b.segment);
+    task = task / args->kv.n_kv_heads * rows;
     left = b.segment->n_rows - task;
     b.row0 = b.segment->row0 + task;
-    b.n_rows = left < job->block_rows ? left : job->block_rows;
+    b.n_rows = left < rows ? left : rows;
     b.n_pairs = b.n_rows * job->n_group;
     first_head = b.kv_head * job->n_group;
     attention_thread_carve(&b.s, scratch_of_thread(job->cpu, thread), d,
@@ -397,16 +420,13 @@ ISA(attention)(struct ns_backend *be, const struct ns_pass *pass,
         .first_task = first_task,
     };
 
-    job.block_rows = ATTENTION_ROWS / job.n_group;
-    if (job.block_rows < 1)
-        job.block_rows = 1;
-    if (job.block_rows > NS_PAGE)
-        job.block_rows = NS_PAGE;
     first_task[0] = 0;
-    for (uint32_t s = 0; s < pass->n_segments; s++)
+    for (uint32_t s = 0; s < pass->n_segments; s++) {
+        uint32_t rows = block_rows(&job, &pass->segments[s]);
+
         first_task[s + 1] =
-            first_task[s] +
-            (pass->segments[s].n_rows + job.block_rows - 1) /
-                job.block_rows * args->kv.n_kv_heads;
+            first_task[s] + (pass->segments[s].n_rows + rows - 1) / rows *
+                                args->kv.n_kv_heads;
+    }
     pool_run(cpu->pool, first_task[pass->n_segments], attention_task, &job);
 }

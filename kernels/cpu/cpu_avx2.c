@@ -12,6 +12,7 @@ cpu_ops_avx2(struct ns_backend_ops *ops)
     ops->linear = linear_avx2;
     ops->gated = gated_avx2;
     ops->qkv = qkv_avx2;
+    ops->patch_qkv = patch_qkv_avx2;
     ops->attention = attention_avx2;
     ops->route = route_avx2;
     ops->experts = experts_avx2;

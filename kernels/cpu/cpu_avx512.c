@@ -12,6 +12,7 @@ cpu_ops_avx512(struct ns_backend_ops *ops)
     ops->linear = linear_avx512;
     ops->gated = gated_avx512;
     ops->qkv = qkv_avx512;
+    ops->patch_qkv = patch_qkv_avx512;
     ops->attention = attention_avx512;
     ops->route = route_avx512;
     ops->experts = experts_avx512;

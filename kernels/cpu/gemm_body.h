@@ -4,6 +4,7 @@
  *           whole of k; a's rows are broadcast from their own storage. Rows are
  *           dealt to tiles evenly (256 rows are 9 tiles of 14 and 10 of 13, not
  *           18 and a tail of 4), which no bit depends on.
+ *           Sixteen columns (avx2: eight) that end a strip take one register.
  * Registers: sixteen of them do not hold 6 rows, a pair of weights and both of
  *           its halves, so that AVX2 takes pairs in tiles of PAIR_ROWS = 5.
  * bf16:     the product of a pair of inputs with a pair of weights is one
@@ -42,8 +43,10 @@ struct tile {
 
 #define EACH_ROW _Pragma("GCC unroll 14") for (int r = 0; r < n; r++)
 
+/* n and wide, the registers across, are constants where these are inlined. */
 VEC_INLINE void
-tile_begin(const struct tile *t, const int n, reg acc[][2], const float *p[])
+tile_begin(const struct tile *t, const int n, const int wide, reg acc[][2],
+           const float *p[])
 {
     EACH_ROW
     {
@@ -52,30 +55,32 @@ tile_begin(const struct tile *t, const int n, reg acc[][2], const float *p[])
         acc[r][0] = acc[r][1] = reg_zero();
         if (t->more) {
             acc[r][0] = reg_load(t->c + (size_t)r * t->ldc);
-            acc[r][1] = reg_load(t->c + (size_t)r * t->ldc + WIDTH);
+            if (wide > 1)
+                acc[r][1] = reg_load(t->c + (size_t)r * t->ldc + WIDTH);
         }
     }
 }
 
 VEC_INLINE void
-tile_end(const struct tile *t, const int n, reg acc[][2])
+tile_end(const struct tile *t, const int n, const int wide, reg acc[][2])
 {
     EACH_ROW
     {
         reg_store(t->c + (size_t)r * t->ldc, acc[r][0]);
-        reg_store(t->c + (size_t)r * t->ldc + WIDTH, acc[r][1]);
+        if (wide > 1)
+            reg_store(t->c + (size_t)r * t->ldc + WIDTH, acc[r][1]);
     }
 }
 
 VEC_INLINE void
-tile_f32(const struct tile *t, const int n)
+tile_floats(const struct tile *t, const int n, const int wide)
 {
     reg acc[TILE_ROWS][2];
     const float *p[(TILE_ROWS + 2) / 3];
     const float *b = t->b;
     const char *ahead = t->ahead;
 
-    tile_begin(t, n, acc, p);
+    tile_begin(t, n, wide, acc, p);
     for (uint32_t k = 0; k < t->k; k++) {
         reg b0 = reg_load(b), b1 = reg_load(b + WIDTH);
 
@@ -87,12 +92,25 @@ tile_f32(const struct tile *t, const int n)
             reg a = reg_set(*ROW(r));
 
             acc[r][0] = reg_fma(a, b0, acc[r][0]);
-            acc[r][1] = reg_fma(a, b1, acc[r][1]);
+            if (wide > 1)
+                acc[r][1] = reg_fma(a, b1, acc[r][1]);
         }
         _Pragma("GCC unroll 5") for (int i = 0; i < (n + 2) / 3; i++) p[i]++;
         b += t->ldb;
     }
-    tile_end(t, n, acc);
+    tile_end(t, n, wide, acc);
+}
+
+VEC_INLINE void
+tile_f32(const struct tile *t, const int n)
+{
+    tile_floats(t, n, 2);
+}
+
+VEC_INLINE void
+tile_half(const struct tile *t, const int n)
+{
+    tile_floats(t, n, 1);
 }
 
 #ifndef BF16_PRODUCTS
@@ -104,7 +122,7 @@ tile_pairs(const struct tile *t, const int n)
     const uint16_t *b = t->b;
     const char *ahead = t->ahead;
 
-    tile_begin(t, n, acc, p);
+    tile_begin(t, n, 2, acc, p);
     for (uint32_t k = 0; k + 1 < t->k; k += 2) {
         regi w0 = regi_load(b), w1 = regi_load(b + 2 * WIDTH);
         reg b0 = reg_low_bf16(w0), b1 = reg_low_bf16(w1);
@@ -143,9 +161,11 @@ tile_pairs(const struct tile *t, const int n)
             acc[r][1] = reg_fma(a, b1, acc[r][1]);
         }
     }
-    tile_end(t, n, acc);
+    tile_end(t, n, 2, acc);
 }
 #endif
+
+typedef void tile_fn(const struct tile *);
 
 #define TILES(name)                                                           \
     static void name##_1(const struct tile *t) { name(t, 1); }                \
@@ -155,7 +175,7 @@ tile_pairs(const struct tile *t, const int n)
     static void name##_5(const struct tile *t) { name(t, 5); }                \
     static void name##_6(const struct tile *t) { name(t, 6); }                \
     TILES_ABOVE_6(name)                                                       \
-    static void (*const name##_of[])(const struct tile *) = {                 \
+    static tile_fn *const name##_of[] = {                                     \
         name##_1, name##_2, name##_3, name##_4, name##_5, name##_6,           \
         TABLE_ABOVE_6(name)                                                   \
     };
@@ -179,13 +199,15 @@ tile_pairs(const struct tile *t, const int n)
 #endif
 
 TILES(tile_f32)
+TILES(tile_half)
 #ifndef BF16_PRODUCTS
 TILES(tile_pairs)
 #endif
 
 static void
-strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
-          uint32_t tile_rows, uint32_t n_steps, size_t half_bytes)
+strip_run(const struct strip *s, tile_fn *const tile_of[],
+          tile_fn *const half_of[], uint32_t tile_rows, uint32_t n_steps,
+          size_t half_bytes)
 {
     uint32_t n_tiles = (s->n_rows + tile_rows - 1) / tile_rows;
     uint32_t n_passes = n_tiles * (STRIP_COLS / TILE_COLS), row = 0;
@@ -225,6 +247,10 @@ strip_run(const struct strip *s, void (*const tile_of[])(const struct tile *),
                 tile_of[n - 1](&t);
                 continue;
             }
+            if (n_cols == WIDTH && half_of) {
+                half_of[n - 1](&t);
+                continue;
+            }
             /* The last columns go by way of a whole tile. */
             t.c = edge;
             t.ldc = TILE_COLS;
@@ -249,21 +275,21 @@ ISA(gemm_bf16)(const struct strip *strip)
     pairs.lda /= 2;
     pairs.k = (strip->k + 1) / 2;
     pairs.ldb = STRIP_COLS;
-    strip_run(&pairs, tile_f32_of, TILE_ROWS, pairs.k,
+    strip_run(&pairs, tile_f32_of, tile_half_of, TILE_ROWS, pairs.k,
               TILE_COLS * sizeof(float));
 }
 #else
 void
 ISA(gemm_f32)(const struct strip *strip)
 {
-    strip_run(strip, tile_f32_of, TILE_ROWS, strip->k,
+    strip_run(strip, tile_f32_of, tile_half_of, TILE_ROWS, strip->k,
               TILE_COLS * sizeof(float));
 }
 
 void
 ISA(gemm_pairs)(const struct strip *strip)
 {
-    strip_run(strip, tile_pairs_of, PAIR_ROWS, (strip->k + 1) / 2,
+    strip_run(strip, tile_pairs_of, NULL, PAIR_ROWS, (strip->k + 1) / 2,
               TILE_COLS * 2 * sizeof(uint16_t));
 }
 #endif

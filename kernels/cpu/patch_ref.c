@@ -1,7 +1,8 @@
 /* patch_ref.c - what the vision tower does besides products and attention.
  *
- * A few thousand rows a picture, a few passes over each: all of it together is
- * below a hundredth of the tower's products, so there is no faster form.
+ * patch_qkv has a faster form (qkv_body.h), as it runs in each layer. The
+ * others run once a picture, and the limits in clipped towers only: below a
+ * hundredth of the tower's products.
  */
 #include <math.h>
 

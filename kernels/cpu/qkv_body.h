@@ -1,6 +1,8 @@
-/* qkv_body.h - head-wise norms, rotation, and the writing of prefix KV.
+/* qkv_body.h - head-wise norms, rotation, and the writing of prefix KV; the
+ * same for patches of pictures, which are turned by two places.
  *
- * Contract: qkv_ref.c, to the tolerance in test_attention.c.
+ * Contract: qkv_ref.c and patch_ref.c, to the tolerances in test_attention.c
+ *           and test_patch.c.
  * Plan:     tasks of a few rows. A row's cosines and sines are made once, four
  *           at a time in double, and serve all of its heads. Norm and weight
  *           round apart, so that K = V * k_norm holds to the bit where nothing
@@ -63,15 +65,13 @@ sine_cosine(__m128 angle, float *c, float *s)
 }
 
 static void
-make_turns(const struct ns_qkv *args, int32_t position, float *c, float *s)
+make_turns(const float *frequency, uint32_t n, int32_t position, float *c,
+           float *s)
 {
-    uint32_t n = args->kv.n_rotated;
-
     for (uint32_t j = 0; j < n; j += 4) {
         float f[4] = { 0 };
 
-        memcpy(f, args->frequency + j,
-               (n - j < 4 ? n - j : 4) * sizeof(float));
+        memcpy(f, frequency + j, (n - j < 4 ? n - j : 4) * sizeof(float));
         sine_cosine(_mm_mul_ps(_mm_set1_ps((float)position),
                                _mm_loadu_ps(f)),
                     c + j, s + j);
@@ -99,12 +99,10 @@ norm_head(float *out, const float *x, const float *w, uint32_t d, float eps)
     }
 }
 
+/* The first n pairs (j, half + j) of x. */
 static void
-rotate_head(float *x, const struct ns_qkv *args, const float *c,
-            const float *s)
+rotate(float *x, uint32_t half, uint32_t n, const float *c, const float *s)
 {
-    uint32_t half = args->kv.head_dim / 2, n = args->kv.n_rotated;
-
     for (uint32_t j = 0; j < n; j += LANES) {
         uint32_t some = lanes_left(n, j);
         vf a = vf_load_some(x + j, some);
@@ -123,20 +121,21 @@ qkv_row(const struct qkv_job *job, uint32_t i, float *c, float *s)
     const struct ns_qkv *args = job->args;
     const struct ns_segment *segment = segment_of_row(job->pass, i);
     uint32_t d = args->kv.head_dim, n_kv = args->kv.n_kv_heads;
+    uint32_t r = args->kv.n_rotated;
     uint32_t position = (uint32_t)job->pass->position[i];
     const float *raw = args->qkv.data + i * args->qkv.stride;
     float *q = args->q.data + i * args->q.stride;
     float *k = args->k.data + i * args->k.stride;
     float *v = args->v.data + i * args->v.stride;
 
-    make_turns(args, (int32_t)position, c, s);
+    make_turns(args->frequency, r, (int32_t)position, c, s);
     for (uint32_t head = 0; head < args->n_heads; head++, raw += d, q += d) {
         norm_head(q, raw, args->q_norm, d, args->eps);
-        rotate_head(q, args, c, s);
+        rotate(q, d / 2, r, c, s);
     }
     for (uint32_t head = 0; head < n_kv; head++, raw += d, k += d, v += d) {
         norm_head(k, raw, args->k_norm, d, args->eps);
-        rotate_head(k, args, c, s);
+        rotate(k, d / 2, r, c, s);
         norm_head(v, args->has_v ? raw + (size_t)n_kv * d : raw, NULL, d,
                   args->eps);
         if (segment && segment->kind != NS_SEGMENT_CANVAS)
@@ -166,4 +165,54 @@ ISA(qkv)(struct ns_backend *be, const struct ns_pass *pass,
 
     pool_run(job.cpu->pool, (pass->n_rows + QKV_ROWS - 1) / QKV_ROWS, qkv_task,
              &job);
+}
+
+struct patch_job {
+    struct cpu *cpu;
+    const struct ns_patch_qkv *args;
+};
+
+/* c and s hold a quarter of a head for x, then one for y. */
+static void
+norm_and_turn(const struct ns_patch_qkv *args, float *out, const float *raw,
+              const float *w, uint32_t d, const float *c, const float *s)
+{
+    norm_head(out, raw, w, d, args->eps);
+    for (uint32_t axis = 0; axis < 2; axis++)
+        rotate(out + axis * (d / 2), d / 4, d / 4, c + axis * operand_ld(d / 4),
+               s + axis * operand_ld(d / 4));
+}
+
+static void
+patch_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    const struct patch_job *job = ctx;
+    const struct ns_patch_qkv *args = job->args;
+    uint32_t n = args->q.n_cols, d = n / args->n_heads, ld = operand_ld(d / 4);
+    uint32_t end = (task + 1) * QKV_ROWS;
+    float *c = scratch_of_thread(job->cpu, thread), *s = c + 2 * ld;
+
+    for (uint32_t i = task * QKV_ROWS; i < end && i < args->q.n_rows; i++) {
+        const float *raw = args->qkv.data + i * args->qkv.stride;
+        float *q = args->q.data + i * args->q.stride;
+        float *k = args->k.data + i * args->k.stride;
+        float *v = args->v.data + i * args->v.stride;
+
+        make_turns(args->frequency, d / 4, args->x[i], c, s);
+        make_turns(args->frequency, d / 4, args->y[i], c + ld, s + ld);
+        for (uint32_t at = 0; at < n; at += d) {
+            norm_and_turn(args, q + at, raw + at, args->q_norm, d, c, s);
+            norm_and_turn(args, k + at, raw + n + at, args->k_norm, d, c, s);
+            norm_head(v + at, raw + (size_t)2 * n + at, NULL, d, args->eps);
+        }
+    }
+}
+
+void
+ISA(patch_qkv)(struct ns_backend *be, const struct ns_patch_qkv *args)
+{
+    struct patch_job job = { (struct cpu *)be, args };
+
+    pool_run(job.cpu->pool, (args->q.n_rows + QKV_ROWS - 1) / QKV_ROWS,
+             patch_task, &job);
 }

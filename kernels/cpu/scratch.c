@@ -138,8 +138,9 @@ void
 attention_thread_carve(struct attention_thread *s, unsigned char *base,
                        uint32_t head_dim, uint32_t n_heads)
 {
-    size_t rows = ATTENTION_ROWS > n_heads ? ATTENTION_ROWS : n_heads;
-    size_t used = 0;
+    size_t pairs = attention_pairs(head_dim), rows, used = 0;
+
+    rows = pairs > n_heads ? pairs : n_heads;
 
     s->k = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
     s->v = carve(base, &used, NS_PAGE, operand_ld(head_dim) * sizeof(float));
@@ -176,14 +177,17 @@ cpu_thread_scratch_bytes(const struct ns_backend_sizes *sizes)
 {
     struct attention_thread attention;
     struct head_thread head;
-    size_t experts = 0;
+    size_t experts = 0, narrow = 0; /* heads, of which more pairs fit */
 
     head_thread_carve(&head, NULL, sizes->vocab, sizes->hidden);
     attention_thread_carve(&attention, NULL, sizes->head_dim, sizes->n_heads);
+    carve(NULL, &narrow, 2 * NS_PAGE,
+          operand_ld(sizes->head_dim) * sizeof(float));
+    carve(NULL, &narrow, ATTENTION_BYTES + 8 * 64, 1); /* 64: each array's end */
     carve(NULL, &experts, EXPERT_ROWS,
           operand_ld(sizes->hidden) * sizeof(float));
     carve(NULL, &experts, EXPERT_ROWS,
           2 * operand_ld(sizes->expert_dim) * sizeof(float));
     return larger(larger(OPERAND_BYTES, experts),
-                  larger(attention.bytes, head.bytes));
+                  larger(larger(attention.bytes, narrow), head.bytes));
 }

@@ -12,7 +12,8 @@ enum {
     BLOCK_ROWS = 224,        /* rows that go through a weight together */
     OPERAND_BYTES = 1 << 20, /* of such a block, rounded or gathered */
     EXPERT_ROWS = 112,       /* copies of one expert in one task */
-    ATTENTION_ROWS = 128,    /* (row, head) pairs that share a key tile */
+    ATTENTION_ROWS = 256,    /* (row, head) pairs that share a key tile, and */
+    ATTENTION_BYTES = 568 << 10, /* what they keep of it in L2, both at most */
     HEAD_TILE = 256,         /* vocabulary rows that stay hot, with their sum */
     HEAD_PARTS = 16,         /* at most: parts of the vocabulary */
     HEAD_ROWS = 128,         /* rows against one tile */
@@ -130,6 +131,16 @@ static inline uint32_t
 attention_ld(uint32_t head_dim)
 {
     return ((head_dim + 31) & ~31u) + 16;
+}
+
+/* How many pairs of a row and a head share a key tile. */
+static inline uint32_t
+attention_pairs(uint32_t head_dim)
+{
+    size_t fit = ATTENTION_BYTES /
+                 ((2 * attention_ld(head_dim) + NS_PAGE + 2) * sizeof(float));
+
+    return fit < ATTENTION_ROWS ? (uint32_t)fit : ATTENTION_ROWS;
 }
 
 void attention_thread_carve(struct attention_thread *scratch,

@@ -39,6 +39,8 @@
                          const uint8_t *decoder);                             \
     void qkv_##isa(struct ns_backend *be, const struct ns_pass *pass,         \
                    const struct ns_qkv *args);                                \
+    void patch_qkv_##isa(struct ns_backend *be,                               \
+                         const struct ns_patch_qkv *args);                    \
     void attention_##isa(struct ns_backend *be, const struct ns_pass *pass,   \
                          const struct ns_attention *args);                    \
     void route_##isa(struct ns_backend *be, int32_t *index, float *weight,    \
