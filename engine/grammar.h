@@ -26,15 +26,15 @@
 #include "base/error.h"
 
 enum {
-    NS_GRAMMAR_CODE = 1 << 18,   /* instructions of a program */
-    NS_GRAMMAR_SETS = 1 << 12,   /* sets of bytes in it */
-    NS_GRAMMAR_STEPS = 1 << 22,  /* work of one compilation, in instructions */
-    NS_GRAMMAR_BYTES = 1 << 20,  /* the shortest text that satisfies it */
-    NS_REGEX_BYTES = 1 << 16,    /* a pattern */
-    NS_REGEX_DEPTH = 64,         /* groups inside groups */
-    NS_REGEX_PROPERTIES = 8,     /* \p{...} in a pattern */
-    NS_REGEX_REPEAT = 1 << 16,   /* m and n of {m,n} */
-    NS_CHOICE_BYTES = 1 << 20,   /* all choices together */
+    NS_GRAMMAR_CODE = 1 << 18,  /* instructions of a program */
+    NS_GRAMMAR_SETS = 1 << 12,  /* sets of bytes in it */
+    NS_GRAMMAR_STEPS = 1 << 22, /* work of one compilation, in instructions */
+    NS_GRAMMAR_BYTES = 1 << 20, /* the shortest text that satisfies it */
+    NS_REGEX_BYTES = 1 << 16,   /* a pattern */
+    NS_REGEX_DEPTH = 64,        /* groups inside groups */
+    NS_REGEX_PROPERTIES = 8,    /* \p{...} in a pattern */
+    NS_REGEX_REPEAT = 1 << 16,  /* m and n of {m,n} */
+    NS_CHOICE_BYTES = 1 << 20,  /* all choices together */
 };
 
 struct ns_grammar; /* opaque */
@@ -57,13 +57,11 @@ enum ns_status ns_grammar_json_object(struct ns_grammar **out,
  * complements, escapes, groups, alternatives, * + ? {m,n}, and ^ $ where they
  * change nothing. Look-around, references back and \b are `unsupported`. */
 enum ns_status ns_grammar_regex(const char *pattern, size_t length,
-                                struct ns_grammar **out,
-                                struct ns_error *err);
+                                struct ns_grammar **out, struct ns_error *err);
 
 /* One of `n` texts, byte for byte; each is well-formed UTF-8 and not empty. */
 enum ns_status ns_grammar_choice(const char *const *choice, size_t n,
-                                 struct ns_grammar **out,
-                                 struct ns_error *err);
+                                 struct ns_grammar **out, struct ns_error *err);
 
 void ns_grammar_destroy(struct ns_grammar *grammar); /* takes NULL */
 

@@ -19,10 +19,10 @@ add_option(struct ns_compile *c, struct ns_options *all,
     struct ns_option *moved;
 
     if (all->n >= NS_SCHEMA_OPTIONS)
-        return ns_compile_refuse(c, "grammar_limit",
-                                 option->of.n ? option->of.schema[0] : c->doc.root,
-                                 "anyOf",
-                                 "more than 1024 combinations of alternatives");
+        return ns_compile_refuse(
+            c, "grammar_limit",
+            option->of.n ? option->of.schema[0] : c->doc.root, "anyOf",
+            "more than 1024 combinations of alternatives");
     if (all->n == all->capacity) {
         uint32_t wanted = all->capacity ? 2 * all->capacity : 4;
 
@@ -114,7 +114,13 @@ static bool
 bare(struct ns_compile *c, const json_t *schema, const json_t **out)
 {
     static const char *const in_place[] = {
-        "allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentRequired",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "dependentRequired",
         "dependentSchemas",
     };
     struct ns_made *made = ns_made_find(c, schema, NS_MADE_BARE);
@@ -175,9 +181,9 @@ conjoin_one(struct ns_compile *c, struct ns_options *all, const json_t *schema,
             if (!are_disjoint(c, json_array_get(list, i),
                               json_array_get(list, k), schema, &disjoint))
                 return false;
-            if (!disjoint && !conjoin_negation(c, &copy,
-                                               json_array_get(list, k), schema,
-                                               "oneOf"))
+            if (!disjoint &&
+                !conjoin_negation(c, &copy, json_array_get(list, k), schema,
+                                  "oneOf"))
                 return false;
         }
         for (uint32_t k = 0; k < copy.n; k++)
@@ -221,13 +227,12 @@ append_dependents(json_t *list, json_t *dependents, bool names)
          i = json_object_iter_next(dependents, i)) {
         const char *name = json_object_iter_key(i);
         json_t *value = json_object_iter_value(i);
-        json_t *holds = names ? json_pack("{s:O}", "required", value)
-                              : json_incref(value);
+        json_t *holds =
+            names ? json_pack("{s:O}", "required", value) : json_incref(value);
 
-        if (!ns_json_append(list,
-                    json_pack("{s:[{s:{s:b}},{s:[{s:[s]},o]}]}", "anyOf",
-                              "properties", name, 0, "allOf", "required", name,
-                              holds)))
+        if (!ns_json_append(list, json_pack("{s:[{s:{s:b}},{s:[{s:[s]},o]}]}",
+                                            "anyOf", "properties", name, 0,
+                                            "allOf", "required", name, holds)))
             return false;
     }
     return true;
@@ -271,35 +276,68 @@ is_string_cut(const json_t *schema)
             json_object_get(cut, "enum"));
 }
 
-/* What the keywords of a schema have to be like. */
-enum form { ANY, SCHEMA, SCHEMAS, NAMED, NUMBER, COUNT, STRING, NAMES, LISTS,
-            TRUTH, LIST };
+/* What the value of a keyword has to be like. */
+enum form {
+    ANY,
+    SCHEMA,
+    SCHEMAS, /* a list, not empty */
+    NAMED,   /* an object of schemas */
+    NUMBER,
+    COUNT,
+    STRING,
+    NAMES, /* a list of strings */
+    LISTS, /* an object of those */
+    TRUTH,
+    LIST,
+};
 
+/* clang-format off */
 static const struct {
     const char *keyword;
     enum form form;
 } known[] = {
-    { "nullable", TRUTH },    { "type", ANY },          { "properties", NAMED },
-    { "required", NAMES },    { "additionalProperties", SCHEMA },
-    { "items", SCHEMA },      { "enum", LIST },
-    { "const", ANY },         { "$ref", STRING },
-    { "anyOf", SCHEMAS },     { "oneOf", SCHEMAS },
-    { "allOf", SCHEMAS },     { "not", SCHEMA },
-    { "if", SCHEMA },         { "then", SCHEMA },
-    { "else", SCHEMA },       { "minimum", NUMBER },
-    { "maximum", NUMBER },    { "exclusiveMinimum", NUMBER },
-    { "exclusiveMaximum", NUMBER }, { "multipleOf", NUMBER },
-    { "minLength", COUNT },   { "maxLength", COUNT },
-    { "minItems", COUNT },    { "maxItems", COUNT },
-    { "minProperties", COUNT }, { "maxProperties", COUNT },
-    { "pattern", STRING },    { "format", STRING },
-    { "prefixItems", SCHEMAS }, { "contains", SCHEMA },
-    { "minContains", COUNT }, { "maxContains", COUNT },
-    { "uniqueItems", TRUTH }, { "patternProperties", NAMED },
-    { "propertyNames", SCHEMA }, { "dependentRequired", LISTS },
-    { "dependentSchemas", NAMED }, { "unevaluatedItems", SCHEMA },
+    { "type",                  ANY },
+    { "const",                 ANY },
+    { "additionalProperties",  SCHEMA },
+    { "items",                 SCHEMA },
+    { "not",                   SCHEMA },
+    { "if",                    SCHEMA },
+    { "then",                  SCHEMA },
+    { "else",                  SCHEMA },
+    { "contains",              SCHEMA },
+    { "propertyNames",         SCHEMA },
+    { "unevaluatedItems",      SCHEMA },
     { "unevaluatedProperties", SCHEMA },
+    { "anyOf",                 SCHEMAS },
+    { "oneOf",                 SCHEMAS },
+    { "allOf",                 SCHEMAS },
+    { "prefixItems",           SCHEMAS },
+    { "properties",            NAMED },
+    { "patternProperties",     NAMED },
+    { "dependentSchemas",      NAMED },
+    { "minimum",               NUMBER },
+    { "maximum",               NUMBER },
+    { "exclusiveMinimum",      NUMBER },
+    { "exclusiveMaximum",      NUMBER },
+    { "multipleOf",            NUMBER },
+    { "minLength",             COUNT },
+    { "maxLength",             COUNT },
+    { "minItems",              COUNT },
+    { "maxItems",              COUNT },
+    { "minProperties",         COUNT },
+    { "maxProperties",         COUNT },
+    { "minContains",           COUNT },
+    { "maxContains",           COUNT },
+    { "$ref",                  STRING },
+    { "pattern",               STRING },
+    { "format",                STRING },
+    { "required",              NAMES },
+    { "dependentRequired",     LISTS },
+    { "nullable",              TRUTH },
+    { "uniqueItems",           TRUTH },
+    { "enum",                  LIST },
 };
+/* clang-format on */
 
 static bool
 is_schema(const json_t *value)
@@ -479,7 +517,8 @@ ns_compile_options(struct ns_compile *c, const struct ns_goal *goal,
      * goal, and may ask again. */
     if (c->n_nested == NS_SCHEMA_NESTED)
         return ns_compile_refuse(c, "grammar_limit",
-                                 goal->n ? goal->schema[0] : c->doc.root, "oneOf",
+                                 goal->n ? goal->schema[0] : c->doc.root,
+                                 "oneOf",
                                  "alternatives inside alternatives, more "
                                  "than 8 deep");
     memcpy(open, c->open, sizeof(open));

@@ -234,13 +234,24 @@ write_any(struct ns_program *p, uint32_t next)
     return ns_program_split(p, at, ns_program_range(p, '-', '-', at));
 }
 
-static struct ns_decimal
-size_of(const struct ns_decimal *bound)
+/* The size of a bound without its sign; none, or one that no 64 bits hold, is
+ * as far as whole numbers go. */
+static const struct ns_decimal *
+size_of(const struct ns_decimal *bound, bool whole, bool *open,
+        struct ns_decimal *size)
 {
-    struct ns_decimal size = *bound;
+    static const struct ns_decimal largest = { .n_int = 19,
+                                               .whole = "9223372036854775807" };
 
-    size.negative = false;
-    return size;
+    if (bound) {
+        *size = *bound;
+        size->negative = false;
+    }
+    if (whole && (!bound || ns_decimal_compare(size, &largest) > 0)) {
+        *open = false;
+        return &largest;
+    }
+    return bound ? size : NULL;
 }
 
 uint32_t
@@ -248,51 +259,50 @@ ns_json_number(struct ns_json_writer *w, const struct ns_number_limits *limits,
                uint32_t next)
 {
     static const struct ns_decimal zero = { .n_int = 1, .whole = "0" };
-    static const struct ns_decimal largest = { .n_int = 19,
-                                               .whole = "9223372036854775807" };
-    const struct ns_decimal *low = limits->low, *high = limits->high;
+    const struct ns_decimal *low = limits->low, *high = limits->high, *most;
     struct ns_decimal low_size, high_size;
     uint32_t at = NS_PROGRAM_FAIL;
+    bool whole = limits->whole, open;
     struct digits d = {
         .p = w->p,
         .next = next,
         .step = limits->step,
         .step_digits = limits->step_digits,
-        .most_int = limits->whole ? 19 : NS_DECIMAL_DIGITS,
-        .most = limits->whole ? 19 : NS_DECIMAL_DIGITS,
-        .most_frac = limits->whole  ? 0
-                     : limits->step ? limits->step_digits
-                                    : NS_DECIMAL_DIGITS,
+        .most_int = whole ? 19 : NS_DECIMAL_DIGITS,
+        .most = whole ? 19 : NS_DECIMAL_DIGITS,
+        .most_frac = NS_DECIMAL_DIGITS,
     };
 
-    if (!limits->whole && !low && !high && !limits->step)
+    if (!whole && !low && !high && !limits->step)
         return write_any(w->p, next);
-    if (low)
-        low_size = size_of(low);
-    if (high)
-        high_size = size_of(high);
+    if (whole)
+        d.most_frac = 0;
+    else if (limits->step)
+        d.most_frac = limits->step_digits;
     /* Zero and above: from low, or 0, up to high. */
-    if (!high || !high->negative)
-        at = write_sizes(&d, low && !low->negative ? &low_size : NULL,
-                         limits->low_open,
-                         high            ? &high_size
-                         : limits->whole ? &largest
-                                         : NULL,
-                         high && limits->high_open);
+    if (!high || !high->negative) {
+        open = limits->high_open;
+        most = size_of(high, whole, &open, &high_size);
+        at = write_sizes(&d, low && !low->negative ? low : NULL,
+                         limits->low_open, most, open);
+    }
     /* Below zero: the sizes from that of high, or 0, up to that of low. */
     if (!low || low->negative) {
-        bool open = !high || !high->negative || limits->high_open;
-        const struct ns_decimal *least =
-            high && high->negative ? &high_size : &zero;
+        bool least_open = true;
+        const struct ns_decimal *least = &zero;
 
+        if (high && high->negative) {
+            high_size = *high;
+            high_size.negative = false;
+            least = &high_size;
+            least_open = limits->high_open;
+        }
+        open = limits->low_open;
+        most = size_of(low, whole, &open, &low_size);
         at = ns_program_split(
             w->p, at,
             ns_program_range(w->p, '-', '-',
-                             write_sizes(&d, least, open,
-                                         low             ? &low_size
-                                         : limits->whole ? &largest
-                                                         : NULL,
-                                         low && limits->low_open)));
+                             write_sizes(&d, least, least_open, most, open)));
     }
     return at;
 }

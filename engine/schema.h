@@ -16,8 +16,8 @@
 #include "base/error.h"
 
 enum {
-    NS_SCHEMA_DEPTH = 1000,     /* schemas inside schemas, as they are met */
-    NS_SCHEMA_STEPS = 1 << 24,  /* keywords looked at, values compared */
+    NS_SCHEMA_DEPTH = 1000,    /* schemas inside schemas, as they are met */
+    NS_SCHEMA_STEPS = 1 << 24, /* keywords looked at, values compared */
 };
 
 /* NS_OK: it is. NS_REJECT with code

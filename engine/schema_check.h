@@ -60,11 +60,9 @@ const struct ns_language *ns_check_pattern(struct ns_check *c,
 enum ns_verdict ns_check_prefix_items(struct ns_check *c,
                                       const struct ns_asked *q);
 enum ns_verdict ns_check_items(struct ns_check *c, const struct ns_asked *q);
-enum ns_verdict ns_check_contains(struct ns_check *c,
-                                  const struct ns_asked *q);
+enum ns_verdict ns_check_contains(struct ns_check *c, const struct ns_asked *q);
 enum ns_verdict ns_check_unique(struct ns_check *c, const struct ns_asked *q);
-enum ns_verdict ns_check_required(struct ns_check *c,
-                                  const struct ns_asked *q);
+enum ns_verdict ns_check_required(struct ns_check *c, const struct ns_asked *q);
 enum ns_verdict ns_check_properties(struct ns_check *c,
                                     const struct ns_asked *q);
 enum ns_verdict ns_check_pattern_properties(struct ns_check *c,

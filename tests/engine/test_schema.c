@@ -499,6 +499,36 @@ strings_are_spelled_in_every_way_that_json_has(void **state)
 }
 
 static void
+whole_numbers_lie_within_64_bits(void **state)
+{
+    static const char *const schema[] = {
+        "{\"type\":\"integer\"}",
+        "{\"type\":\"integer\",\"minimum\":-1e20,\"maximum\":1e20}",
+        "{\"type\":\"integer\",\"multipleOf\":1}",
+        "{\"type\":\"integer\",\"exclusiveMaximum\":9.3e18}",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(schema) / sizeof(*schema); i++) {
+        json_t *value = parsed(schema[i]);
+        struct ns_automaton *a = automaton_of(value, schema[i]);
+
+        assert_true(machine_accepts(a, "9223372036854775807"));
+        assert_true(machine_accepts(a, "-9223372036854775807"));
+        assert_true(machine_accepts(a, "0"));
+        assert_false(machine_accepts(a, "9223372036854775808"));
+        assert_false(machine_accepts(a, "-9223372036854775808"));
+        assert_false(machine_accepts(a, "9999999999999999999"));
+        assert_false(machine_accepts(a, "10000000000000000000"));
+        assert_false(machine_accepts(a, "-0"));
+        assert_false(machine_accepts(a, "00"));
+        assert_false(machine_accepts(a, "1.0"));
+        ns_automaton_destroy(a);
+        json_decref(value);
+    }
+}
+
+static void
 members_come_in_the_order_of_the_schema_and_others_behind(void **state)
 {
     json_t *schema = parsed("{\"type\":\"object\",\"properties\":{\"b\":true,"
@@ -973,6 +1003,7 @@ main(void)
         cmocka_unit_test(a_changed_document_is_judged_alike),
         cmocka_unit_test(white_space_is_free_and_bounded),
         cmocka_unit_test(strings_are_spelled_in_every_way_that_json_has),
+        cmocka_unit_test(whole_numbers_lie_within_64_bits),
         cmocka_unit_test(members_come_in_the_order_of_the_schema_and_others_behind),
         cmocka_unit_test(any_object_is_an_object),
         cmocka_unit_test(what_cannot_be_held_to_is_refused_by_name),
