@@ -17,14 +17,14 @@ enum {
 
 /* Where a piece ends, the best first. */
 enum rank { AT_HEADING, AT_PARAGRAPH, AT_LINE, AT_SENTENCE, IN_CODE, AT_WORD,
-            AT_CHARACTER };
+            AT_CHARACTER, NEVER /* inside code that fits a part */ };
 
 /* The text in short runs, each with its tokens: what parts are made of. */
 struct piece {
     size_t end;
     uint32_t n_tokens;
-    enum rank rank;            /* of its end */
-    size_t heading, n_heading; /* that it stands under */
+    enum rank rank;   /* of its end */
+    uint32_t heading; /* that it stands under */
 };
 
 struct split {
@@ -33,9 +33,11 @@ struct split {
     const struct ns_tokenizer *tokenizer;
     struct piece *piece;
     size_t n, capacity;
-    size_t heading, n_heading; /* the latest */
-    char fence;                /* mark of the open one; 0: none */
-    size_t n_fence;
+    uint32_t most; /* tokens of a part */
+    struct ns_summary *summary; /* its headings */
+    uint32_t heading, headings_capacity; /* the latest */
+    char fence; /* mark of the open one; 0: none */
+    size_t n_fence, fence_first; /* marks; the piece that it begins with */
     struct ns_error *err;
 };
 
@@ -64,37 +66,10 @@ add_piece(struct split *s, size_t first, size_t end, enum rank rank)
         s->capacity = capacity;
     }
     status = ns_tokenizer_encode(s->tokenizer, &span, 1, &ids, s->err);
-    s->piece[s->n++] = (struct piece){ end, (uint32_t)ids.n, rank, s->heading,
-                                       s->n_heading };
+    s->piece[s->n++] = (struct piece){ end, (uint32_t)ids.n, rank,
+                                       s->heading };
     ns_ids_fini(&ids);
     return status;
-}
-
-/* How many marks open or close a fence at the start of a line; 0: none. */
-static size_t
-fence_of(const char *line, size_t n, char *mark)
-{
-    size_t at = 0, first;
-
-    while (at < n && at < 3 && line[at] == ' ')
-        at++;
-    first = at;
-    if (at == n || (line[at] != '`' && line[at] != '~'))
-        return 0;
-    *mark = line[at];
-    while (at < n && line[at] == *mark)
-        at++;
-    return at - first >= 3 ? at - first : 0;
-}
-
-static bool
-is_heading(const char *line, size_t n)
-{
-    size_t level = 0;
-
-    while (level < n && line[level] == '#')
-        level++;
-    return level >= 1 && level <= 6 && level < n && line[level] == ' ';
 }
 
 static bool
@@ -106,6 +81,67 @@ is_blank(const char *line, size_t n)
     return true;
 }
 
+/* How many marks begin the line, of which kind, and what is behind them. 0: it
+ * is no fence. */
+static size_t
+fence_of(const char *line, size_t n, char *mark, size_t *behind)
+{
+    size_t at = 0, first;
+
+    while (at < n && at < 3 && line[at] == ' ')
+        at++;
+    first = at;
+    if (at == n || (line[at] != '`' && line[at] != '~'))
+        return 0;
+    *mark = line[at];
+    while (at < n && line[at] == *mark)
+        at++;
+    *behind = at;
+    return at - first >= 3 ? at - first : 0;
+}
+
+/* 1 to 6, or 0: it is none. */
+static size_t
+heading_level(const char *line, size_t n)
+{
+    size_t level = 0;
+
+    while (level < n && line[level] == '#')
+        level++;
+    return level <= 6 && level < n && line[level] == ' ' ? level : 0;
+}
+
+/* The heading that this line is, below those of lower levels before it. */
+static enum ns_status
+add_heading(struct split *s, size_t at, size_t n, size_t level)
+{
+    struct ns_summary *summary = s->summary;
+    struct ns_summary_heading *grown;
+    uint32_t above = s->heading;
+
+    if (summary->n_headings == s->headings_capacity) {
+        uint32_t capacity = s->headings_capacity ? 2 * s->headings_capacity
+                                                 : 64;
+
+        grown = realloc(summary->heading, capacity * sizeof(*grown));
+        if (!grown)
+            return no_memory(s->err);
+        summary->heading = grown;
+        s->headings_capacity = capacity;
+    }
+    while (above && summary->heading[above - 1].level >= level)
+        above = summary->heading[above - 1].above;
+    for (; n > level && isspace((unsigned char)s->text[at + n - 1]); n--)
+        ;
+    for (at += level, n -= level; n > 0 && s->text[at] == ' '; n--)
+        at++;
+    summary->heading[summary->n_headings++] = (struct ns_summary_heading){
+        .first = at, .n = n, .level = (uint32_t)level, .above = above,
+    };
+    s->heading = summary->n_headings;
+    return NS_OK;
+}
+
 static size_t
 line_end(const struct split *s, size_t at)
 {
@@ -114,38 +150,42 @@ line_end(const struct split *s, size_t at)
     return newline ? (size_t)(newline - s->text) + 1 : s->length;
 }
 
-/* Notes what the line opens, closes and says; the rank of its end. */
-static enum rank
-read_line(struct split *s, size_t at, size_t end)
+/* Notes what the line opens, closes and says; `*rank` is that of its end. */
+static enum ns_status
+read_line(struct split *s, size_t at, size_t end, enum rank *rank)
 {
     const char *line = s->text + at;
-    size_t n = end - at, marks;
+    size_t n = end - at, marks, level, behind = 0;
     char mark = 0;
 
-    marks = fence_of(line, n, &mark);
+    marks = fence_of(line, n, &mark, &behind);
+    *rank = IN_CODE;
     if (s->fence) {
-        if (marks >= s->n_fence && mark == s->fence) {
+        if (marks >= s->n_fence && mark == s->fence &&
+            is_blank(line + behind, n - behind)) {
             s->fence = 0;
-            return AT_PARAGRAPH;
+            *rank = AT_PARAGRAPH;
         }
-        return IN_CODE;
+        return NS_OK;
     }
-    if (marks) {
+    /* Three marks and three more on the same line are code within a line. */
+    if (marks && !(mark == '`' && memchr(line + behind, '`', n - behind))) {
         s->fence = mark;
         s->n_fence = marks;
-        return IN_CODE;
+        s->fence_first = s->n;
+        return NS_OK;
     }
-    if (is_heading(line, n)) {
-        s->heading = at;
-        s->n_heading = n;
-        while (s->n_heading && isspace((unsigned char)line[s->n_heading - 1]))
-            s->n_heading--;
-        return AT_WORD; /* a heading stays with what follows it */
+    level = heading_level(line, n);
+    if (level) {
+        *rank = AT_WORD; /* a heading stays with what follows it */
+        return add_heading(s, at, n, level);
     }
-    if (end < s->length && is_heading(s->text + end,
-                                      line_end(s, end) - end))
-        return AT_HEADING;
-    return is_blank(line, n) ? AT_PARAGRAPH : AT_LINE;
+    *rank = end < s->length &&
+                    heading_level(s->text + end, line_end(s, end) - end)
+                ? AT_HEADING
+            : is_blank(line, n) ? AT_PARAGRAPH
+                                : AT_LINE;
+    return NS_OK;
 }
 
 /* Where a piece of a long line may end: at most PIECE_BYTES on. */
@@ -170,6 +210,18 @@ cut_of(const struct split *s, size_t at, enum rank *rank)
     return end;
 }
 
+/* The pieces from `first` on are a block of code: one that fits is not cut. */
+static void
+keep_whole(struct split *s, size_t first)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = first; i < s->n; i++)
+        sum += s->piece[i].n_tokens;
+    for (size_t i = first; i + 1 < s->n && sum <= s->most; i++)
+        s->piece[i].rank = NEVER;
+}
+
 static enum ns_status
 cut_to_pieces(struct split *s)
 {
@@ -177,8 +229,10 @@ cut_to_pieces(struct split *s)
     enum rank rank, inner;
 
     for (size_t at = 0, end; at < s->length && status == NS_OK; at = end) {
+        bool was_code = s->fence;
+
         end = line_end(s, at);
-        rank = read_line(s, at, end);
+        status = read_line(s, at, end, &rank);
         while (end - at > PIECE_BYTES && status == NS_OK) {
             size_t cut = cut_of(s, at, &inner);
 
@@ -187,31 +241,46 @@ cut_to_pieces(struct split *s)
         }
         if (status == NS_OK)
             status = add_piece(s, at, end, rank);
+        if (was_code && !s->fence)
+            keep_whole(s, s->fence_first);
     }
+    if (s->fence) /* to the end */
+        keep_whole(s, s->fence_first);
     return status;
 }
 
 /* ---- parts ------------------------------------------------------------- */
 
-/* The piece that a part from `first` on ends with. */
+/* Of the pieces from `first` to `end` the one with the best end, the later among
+ * equals; SIZE_MAX: none may end a part. */
 static size_t
-last_of_part(const struct split *s, size_t first, uint32_t most,
-             uint32_t *n_tokens)
+best_of(const struct split *s, size_t first, size_t end)
+{
+    size_t best = SIZE_MAX;
+
+    for (size_t i = first; i < end; i++)
+        if (s->piece[i].rank != NEVER &&
+            (best == SIZE_MAX || s->piece[i].rank <= s->piece[best].rank))
+            best = i;
+    return best;
+}
+
+/* The piece that a part from `first` on ends with: in the second half of what
+ * fits, or before that where the whole half is of one block of code. */
+static size_t
+last_of_part(const struct split *s, size_t first, uint32_t *n_tokens)
 {
     uint64_t sum = 0, half = 0;
-    size_t end = first, best;
+    size_t end = first, middle = first, best;
 
-    while (end < s->n && (end == first || sum + s->piece[end].n_tokens <= most))
+    while (end < s->n &&
+           (end == first || sum + s->piece[end].n_tokens <= s->most))
         sum += s->piece[end++].n_tokens;
-    best = end - 1;
-    if (end < s->n) /* the best in the second half, the later among equals */
-        for (size_t i = first; i < end; i++) {
-            half += s->piece[i].n_tokens;
-            if (2 * half >= sum &&
-                (s->piece[i].rank < s->piece[best].rank ||
-                 (s->piece[i].rank == s->piece[best].rank && i > best)))
-                best = i;
-        }
+    while (2 * (half += s->piece[middle].n_tokens) < sum)
+        middle++;
+    best = end == s->n ? end - 1 : best_of(s, middle, end);
+    if (best == SIZE_MAX)
+        best = best_of(s, first, middle);
     *n_tokens = 0;
     for (size_t i = first; i <= best; i++)
         *n_tokens += s->piece[i].n_tokens;
@@ -225,9 +294,7 @@ make_parts(const struct split *s, struct ns_summary *summary)
 
     for (size_t first = 0; first < s->n;) {
         uint32_t n_tokens;
-        uint32_t most = summary->part_tokens - summary->part_tokens / SLACK;
-        size_t last = last_of_part(s, first, most, &n_tokens);
-        const struct piece *head = &s->piece[first];
+        size_t last = last_of_part(s, first, &n_tokens);
         struct ns_summary_part *grown;
 
         if (summary->n_parts == NS_SUMMARY_PARTS)
@@ -245,8 +312,7 @@ make_parts(const struct split *s, struct ns_summary *summary)
             .first = first ? s->piece[first - 1].end : 0,
             .end = s->piece[last].end,
             .n_tokens = n_tokens,
-            .heading = head->heading,
-            .n_heading = head->n_heading,
+            .heading = s->piece[first].heading,
         };
         first = last + 1;
     }
@@ -319,6 +385,8 @@ ns_summary_create(const char *text, size_t length,
     summary->node_tokens = part_tokens / 4;
     if (summary->node_tokens > NS_SUMMARY_MOST_NODE)
         summary->node_tokens = NS_SUMMARY_MOST_NODE;
+    split.summary = summary;
+    split.most = part_tokens - part_tokens / SLACK;
     status = cut_to_pieces(&split);
     if (status == NS_OK)
         status = make_parts(&split, summary);
@@ -344,6 +412,7 @@ ns_summary_destroy(struct ns_summary *summary)
     free(summary->node);
     free(summary->round_first);
     free(summary->part);
+    free(summary->heading);
     free(summary);
 }
 
@@ -426,6 +495,30 @@ ns_summary_source(const struct ns_summary *summary, uint32_t node,
     return out.data;
 }
 
+/* What a part stands under, the outermost first; NULL without memory. */
+static json_t *
+headings_of(const struct ns_summary *summary, uint32_t heading,
+            const char *text)
+{
+    json_t *list = json_array();
+
+    for (uint32_t h = heading; list && h;) {
+        const struct ns_summary_heading *at = &summary->heading[h - 1];
+        const char *first = text + at->first;
+        size_t n = at->n;
+
+        if (n > SHOWN_HEADING)
+            for (n = SHOWN_HEADING; ((unsigned char)first[n] & 0xc0) == 0x80;)
+                n--;
+        if (json_array_insert_new(list, 0, json_stringn(first, n)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+        h = at->above;
+    }
+    return list;
+}
+
 json_t *
 ns_summary_parts(const struct ns_summary *summary, const char *text)
 {
@@ -433,18 +526,12 @@ ns_summary_parts(const struct ns_summary *summary, const char *text)
 
     for (uint32_t i = 0; parts && i < summary->n_parts; i++) {
         const struct ns_summary_part *part = &summary->part[i];
-        size_t n = part->n_heading < SHOWN_HEADING ? part->n_heading
-                                                   : SHOWN_HEADING;
-        json_t *one = json_pack("{s:i, s:[I, I], s:i}", "part", (int)i + 1,
-                                "bytes", (json_int_t)part->first,
-                                (json_int_t)part->end, "tokens",
-                                (int)part->n_tokens);
+        json_t *one =
+            json_pack("{s:i, s:[I, I], s:i, s:o}", "part", (int)i + 1, "bytes",
+                      (json_int_t)part->first, (json_int_t)part->end, "tokens",
+                      (int)part->n_tokens, "headings",
+                      headings_of(summary, part->heading, text));
 
-        while (n > 0 && ((unsigned char)text[part->heading + n] & 0xc0) == 0x80)
-            n--;
-        if (one && n > 0)
-            json_object_set_new(one, "heading",
-                                json_stringn(text + part->heading, n));
         if (!one || json_array_append_new(parts, one) != 0) {
             json_decref(parts);
             return NULL;

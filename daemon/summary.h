@@ -8,8 +8,9 @@
  *
  * A part ends where the text itself does: in front of a heading if it can, else
  * behind a paragraph, a closed block of code, a line, a sentence, a word; never
- * inside a character. Cuts are sought in the second half of what fits, so that
- * no part is much smaller than another. Every byte is in exactly one part.
+ * inside a character, nor inside a block of code that fits into one part. Cuts
+ * are sought in the second half of what fits, so that no part is much smaller
+ * than another. Every byte is in exactly one part.
  *
  * Nodes are numbered round by round, parts first, the final one last. A node
  * takes at least two of the round before (but for the last of an odd row), so
@@ -37,9 +38,15 @@ enum {
 };
 
 struct ns_summary_part {
-    size_t first, end;         /* bytes */
-    uint32_t n_tokens;         /* about */
-    size_t heading, n_heading; /* bytes: what it stands under; 0: nothing */
+    size_t first, end; /* bytes */
+    uint32_t n_tokens; /* about */
+    uint32_t heading;  /* index + 1: what its beginning stands under; 0: none */
+};
+
+struct ns_summary_heading {
+    size_t first, n; /* bytes, without its marks; n may be 0 */
+    uint32_t level;  /* 1 to 6 */
+    uint32_t above;  /* index + 1 of the next one of a lower level; 0: none */
 };
 
 struct ns_summary_node {
@@ -53,6 +60,8 @@ struct ns_summary {
     uint32_t part_tokens, node_tokens; /* at most: of a part, of a summary */
     struct ns_summary_part *part;
     uint32_t n_parts;
+    struct ns_summary_heading *heading;
+    uint32_t n_headings;
     struct ns_summary_node *node;
     uint32_t n_nodes;
     uint32_t round, n_rounds; /* the present one; the last is the final node's */
@@ -88,8 +97,8 @@ ns_summary_final(const struct ns_summary *summary)
 char *ns_summary_source(const struct ns_summary *summary, uint32_t node,
                         const char *text);
 
-/* The parts for a result: [{"part":1,"bytes":[0,900],"heading":"..."}, ...];
- * NULL without memory. */
+/* The parts for a result: [{"part":1,"bytes":[0,900],"tokens":210,
+ * "headings":["Chapter 1","Of it"]}, ...]; NULL without memory. */
 json_t *ns_summary_parts(const struct ns_summary *summary, const char *text);
 
 #endif

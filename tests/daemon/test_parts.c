@@ -71,8 +71,8 @@ a_long_text_is_one_result_with_its_parts(void **state)
             assert_int_equal(json_integer_value(json_array_get(bytes, 0)), at);
             at = json_integer_value(json_array_get(bytes, 1));
             assert_memory_equal(
-                json_string_value(json_object_get(part, "heading")),
-                "# Chapter ", 10);
+                json_string_value(json_array_get(
+                    json_object_get(part, "headings"), 0)), "Chapter ", 8);
         }
         /* All that was read counts. */
         assert_true(json_integer_value(json_object_get(

@@ -168,18 +168,94 @@ parts_end_where_the_text_does(void **state)
     assert_sound(tree, text, length);
     for (uint32_t i = 1; i < tree->n_parts; i++) {
         assert_memory_equal(text + tree->part[i].first, "# Chapter", 9);
-        assert_int_equal(tree->part[i].heading, tree->part[i].first);
-        assert_int_equal(tree->part[i].n_heading, strlen("# Chapter 1"));
+        assert_int_equal(tree->heading[tree->part[i].heading - 1].first,
+                         tree->part[i].first + 2);
     }
     list = ns_summary_parts(tree, text);
     assert_int_equal(json_array_size(list), tree->n_parts);
-    assert_string_equal(
-        json_string_value(json_object_get(json_array_get(list, 0), "heading")),
-        "# Chapter 1");
+    assert_string_equal(json_string_value(json_array_get(
+                            json_object_get(json_array_get(list, 0),
+                                            "headings"), 0)), "Chapter 1");
     json_decref(list);
     ns_summary_destroy(tree);
     assert_null(tree_of("short", 5, 200));
     assert_null(tree_of("", 0, 200));
+}
+
+/* A block of code that fits a part is in one, wherever it begins; what only looks
+ * like the end of one is not; a longer one is cut between its lines. */
+static void
+code_that_fits_stays_whole(void **state)
+{
+    static char text[65536];
+
+    (void)state;
+    for (int before = 1; before < 30; before++) {
+        const char *at = text;
+        size_t length = 0;
+        struct ns_summary *tree;
+
+        for (int block = 0; block < 6; block++) {
+            for (int i = 0; i < before; i++)
+                length += (size_t)snprintf(text + length, sizeof(text) - length,
+                                           "Words in front. ");
+            length += (size_t)snprintf(text + length, sizeof(text) - length,
+                                       "\n````c %d\n", block);
+            for (int i = 0; i < 9; i++)
+                length += (size_t)snprintf(text + length, sizeof(text) - length,
+                                           "x();\n\n# y\n```\n````c\n");
+            length += (size_t)snprintf(text + length, sizeof(text) - length,
+                                       "````\n");
+        }
+        tree = tree_of(text, length, 400);
+        assert_non_null(tree);
+        assert_sound(tree, text, length);
+        assert_int_equal(tree->n_headings, 0);
+        while ((at = strstr(at, "\n````c ")) != NULL) {
+            size_t first = (size_t)(at - text) + 1;
+            size_t end = (size_t)(strstr(at, "\n````\n") - text) + 5;
+            uint32_t p = 0;
+
+            assert_true(tokens_of(text + first, end - first) < 370);
+            while (tree->part[p].end <= first)
+                p++;
+            assert_true(tree->part[p].end >= end);
+            at++;
+        }
+        ns_summary_destroy(tree);
+    }
+}
+
+static void
+a_part_is_told_by_all_headings_above_it(void **state)
+{
+    static char text[32768];
+    struct ns_summary *tree;
+    size_t length = 0;
+    json_t *list;
+
+    (void)state;
+    length += (size_t)snprintf(text, sizeof(text),
+                               "# Book\n\n## First \n\n### Deep\n\n"
+                               "## Second\n\n#### Deeper\n\n#no heading\n"
+                               "####### nor this\n");
+    for (int i = 0; i < 200; i++)
+        length += (size_t)snprintf(text + length, sizeof(text) - length,
+                                   "A line of it.\n");
+    tree = tree_of(text, length, 200);
+    assert_sound(tree, text, length);
+    list = ns_summary_parts(tree, text);
+    for (uint32_t i = 0; i < tree->n_parts; i++) {
+        char *said = json_dumps(json_object_get(json_array_get(list, i),
+                                                "headings"), JSON_COMPACT);
+
+        assert_string_equal(said, i == 0 ? "[\"Book\"]"
+                                         : "[\"Book\",\"Second\","
+                                           "\"Deeper\"]");
+        free(said);
+    }
+    json_decref(list);
+    ns_summary_destroy(tree);
 }
 
 static void
@@ -250,6 +326,8 @@ main(void)
         cmocka_unit_test(
             any_text_is_split_whole_within_its_limit_and_its_tree_ends_in_one),
         cmocka_unit_test(parts_end_where_the_text_does),
+        cmocka_unit_test(code_that_fits_stays_whole),
+        cmocka_unit_test(a_part_is_told_by_all_headings_above_it),
         cmocka_unit_test(
             rounds_go_on_as_nodes_are_done_and_labels_can_not_be_forged),
         cmocka_unit_test(too_many_parts_are_refused_with_the_limit),
