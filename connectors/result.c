@@ -264,6 +264,20 @@ put_response(struct ns_buf *out, const struct ns_job *job,
 }
 
 static void
+put_validators(struct ns_buf *out, uint32_t which)
+{
+    const char *between = ",\"validators\":[";
+
+    for (int i = 0; i < NS_N_VALIDATORS; i++)
+        if (which & 1u << i) {
+            ns_buf_printf(out, "%s\"%s\"", between,
+                          ns_validator_name((enum ns_validator)i));
+            between = ",";
+        }
+    ns_buf_byte(out, ']');
+}
+
+static void
 put_nightshift(struct ns_buf *out, const struct ns_job *job,
                const struct ns_result *result,
                const struct sanitised *sanitised)
@@ -289,6 +303,8 @@ put_nightshift(struct ns_buf *out, const struct ns_job *job,
                           result->drafted, result->kept);
         if (result->attempts > 1)
             ns_buf_printf(out, ",\"attempts\":%" PRIu32, result->attempts);
+        if (result->validators)
+            put_validators(out, result->validators);
         ns_buf_printf(out,
                       ",\"queued_ms\":%" PRId64 ",\"run_ms\":%" PRId64
                       ",\"model_rev\":",

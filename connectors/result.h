@@ -59,6 +59,7 @@ struct ns_result {
     uint32_t prompt_tokens, cached_tokens, image_tokens;
     uint32_t completion_tokens, reasoning_tokens;
     uint32_t blocks, passes, denoise_steps;
+    uint32_t validators; /* that looked at the text: bits of enum ns_validator */
     uint32_t attempts; /* above 1: a validator turned the earlier ones down */
     uint32_t drafted, kept;         /* hybrid: draft tokens judged, kept */
     double tokens_per_pass;         /* all passes but prefill; 0: not known */

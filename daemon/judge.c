@@ -2,13 +2,17 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/parts.h"
 #include "daemon/tool.h"
 #include "daemon/validators.h"
 #include "engine/rng.h"
+
+enum {
+    CONTROLS_BYTES = 1 << 20, /* a vocabulary has no more of them */
+    CODE_MS = 60000,          /* for all code of an answer, by the clock */
+};
 
 struct trial {
     const struct ns_judge_options *options;
@@ -40,6 +44,20 @@ ns_judge_check(const struct ns_judge_options *options,
     return NS_OK;
 }
 
+enum ns_status
+ns_judge_hear(const struct ns_judge_options *options,
+              const struct ns_tokenizer *tokenizer, struct ns_work *work,
+              struct ns_error *err)
+{
+    ns_buf_fini(&work->controls);
+    ns_buf_init(&work->controls, CONTROLS_BYTES);
+    if (!(validators_of(options, work->job) & 1u << NS_VALIDATOR_CONTROL))
+        return NS_OK;
+    ns_controls_of(work->job->messages, tokenizer, &work->controls);
+    ns_controls_of(work->job->tools, tokenizer, &work->controls);
+    return ns_buf_check(&work->controls, "control strings of a job", err);
+}
+
 uint64_t
 ns_judge_seed(const struct ns_work *work)
 {
@@ -52,25 +70,13 @@ ns_judge_seed(const struct ns_work *work)
 
 /* --- one look ---------------------------------------------------------- */
 
-static bool
-no_control(struct trial *trial)
-{
-    const struct ns_result *result = &trial->work->result;
-    char *asked = json_dumps(trial->work->job->messages, 0);
-    bool good = !asked || ns_validate_control(
-                              result->content, result->content_length, asked,
-                              trial->tokenizer, &trial->reason);
-
-    free(asked);
-    return good;
-}
-
 /* NS_RETRY where the tool could not be started. */
 static enum ns_status
 parses(struct trial *trial, enum ns_validator which, bool *good)
 {
     const struct ns_result *result = &trial->work->result;
     bool python = which == NS_VALIDATOR_PYTHON;
+    int64_t until = ns_now_ms() + CODE_MS;
     enum ns_status status = NS_OK;
     struct ns_code code;
     size_t at = 0;
@@ -81,6 +87,13 @@ parses(struct trial *trial, enum ns_validator which, bool *good)
                         python ? "python|py|python3" : "c|h", &at, &code)) {
         struct ns_tool_answer answer;
 
+        if (ns_now_ms() > until) {
+            snprintf(trial->reason.text, sizeof(trial->reason.text),
+                     "code from line %zu on: all before it took %d s to parse",
+                     code.line, CODE_MS / 1000);
+            *good = false;
+            break;
+        }
         *good = python ? ns_tool_python(trial->options->python, code.text,
                                         code.length, &answer, &status,
                                         trial->err)
@@ -105,7 +118,9 @@ look(struct trial *trial, enum ns_validator which, bool *good)
     *good = true;
     switch (which) {
     case NS_VALIDATOR_CONTROL:
-        *good = no_control(trial);
+        *good = ns_validate_control(text, length,
+                                    trial->work->controls.data,
+                                    trial->tokenizer, &trial->reason);
         break;
     case NS_VALIDATOR_REPETITION:
         *good = ns_validate_repetition(text, length, cut, &trial->reason);
@@ -208,6 +223,7 @@ ns_judge(struct ns_pipeline *pipeline, struct ns_work *work)
 
         if (!(which & 1u << i))
             continue;
+        work->result.validators |= 1u << i;
         if (look(&trial, validator, &good) != NS_OK) {
             work->error.code = "validator_away";
             work->blameless = true;

@@ -28,4 +28,10 @@ uint64_t ns_judge_seed(const struct ns_work *work);
 enum ns_status ns_judge_check(const struct ns_judge_options *options,
                               const struct ns_job *job, struct ns_error *err);
 
+/* Keeps in the work which control strings the job itself has, while the
+ * documents that it names stand in its messages. NS_FATAL: memory. */
+enum ns_status ns_judge_hear(const struct ns_judge_options *options,
+                             const struct ns_tokenizer *tokenizer,
+                             struct ns_work *work, struct ns_error *err);
+
 #endif

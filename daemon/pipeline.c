@@ -54,6 +54,7 @@ ns_work_destroy(struct ns_work *work)
     ns_buf_fini(&work->detail);
     ns_buf_fini(&work->reasoning);
     ns_buf_fini(&work->content);
+    ns_buf_fini(&work->controls);
     ns_pictures_fini(&work->pictures);
     ns_grammar_destroy(work->grammar);
     ns_parts_destroy(work->parts);

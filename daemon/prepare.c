@@ -494,6 +494,10 @@ read_job(struct ns_pipeline *pipeline, struct ns_work *work, bool *in_thought,
                                    &work->pictures, &work->prompt, in_thought,
                                    &work->error);
     if (status == NS_OK)
+        status = ns_judge_hear(&pipeline->options.judge,
+                               ns_engine_tokenizer(engine), work,
+                               &work->error);
+    if (status == NS_OK)
         status = split(pipeline, work, &work->error);
     ns_references_fini(&references);
     return status;

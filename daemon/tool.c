@@ -186,14 +186,14 @@ ns_tool_main(char **argv)
     static char *const empty[] = { NULL };
     scmp_filter_ctx filter = make_filter();
 
+    /* The limits last: what comes before them may need memory of ours. */
     if (filter && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && chdir("/") == 0 &&
-        limit(RLIMIT_AS, NS_TOOL_MEMORY) && limit(RLIMIT_CPU, NS_TOOL_CPU_S) &&
-        limit(RLIMIT_CORE, 0) && limit(RLIMIT_FSIZE, 0) &&
-        limit(RLIMIT_NOFILE, 64) &&
-        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-        fence_files(argv[2]) && seccomp_load(filter) == 0)
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && fence_files(argv[2]) &&
+        seccomp_load(filter) == 0 && limit(RLIMIT_CORE, 0) &&
+        limit(RLIMIT_FSIZE, 0) && limit(RLIMIT_NOFILE, 64) &&
+        limit(RLIMIT_CPU, NS_TOOL_CPU_S) && limit(RLIMIT_AS, NS_TOOL_MEMORY))
         execve(argv[2], argv + 2, empty);
-    return FAILED_TO_START;
+    _exit(FAILED_TO_START); /* what runs at an end may need what it gave up */
 }
 
 /* ---- the parent ---------------------------------------------------------- */

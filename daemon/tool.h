@@ -37,7 +37,7 @@ struct ns_tool_answer {
  * main() hands over to ns_tool_main before it does anything else. It gives up
  * what the tool shall not have and becomes the tool. */
 bool ns_tool_is_helper(int argc, char **argv);
-int ns_tool_main(char **argv);
+int ns_tool_main(char **argv); /* does not come back */
 
 /* Whether `path` is a file that can be run. NS_REJECT names `key`. */
 enum ns_status ns_tool_check(const char *path, const char *key,

@@ -302,30 +302,67 @@ ns_next_code(const char *text, size_t length, const char *names, size_t *at,
 
 /* ---- control strings, JSON ------------------------------------------------ */
 
+/* Whether a control string begins at text[0]; its text goes to `name`. */
+static bool
+control_at(const char *text, size_t length,
+           const struct ns_tokenizer *tokenizer,
+           char name[LONGEST_CONTROL + 1])
+{
+    size_t n = 1;
+
+    if (length == 0 || (text[0] != '<' && text[0] != '['))
+        return false;
+    while (n < length && n < LONGEST_CONTROL && text[n] != '>' &&
+           text[n] != ']')
+        n++;
+    if (n == length || n == LONGEST_CONTROL || memchr(text, '\0', n))
+        return false;
+    memcpy(name, text, n + 1);
+    name[n + 1] = '\0';
+    return ns_tokenizer_is_control(tokenizer,
+                                   ns_tokenizer_id(tokenizer, name));
+}
+
+static void
+find_controls(const char *text, size_t length,
+              const struct ns_tokenizer *tokenizer, struct ns_buf *out)
+{
+    char name[LONGEST_CONTROL + 1];
+
+    for (size_t i = 0; i < length; i++)
+        if (control_at(text + i, length - i, tokenizer, name) &&
+            !(out->data && strstr(out->data, name)))
+            ns_buf_printf(out, "%s\n", name);
+}
+
+void
+ns_controls_of(const json_t *value, const struct ns_tokenizer *tokenizer,
+               struct ns_buf *out)
+{
+    const char *key;
+    json_t *item;
+    size_t i;
+
+    if (json_is_string(value))
+        find_controls(json_string_value(value), json_string_length(value),
+                      tokenizer, out);
+    json_array_foreach(value, i, item)
+        ns_controls_of(item, tokenizer, out);
+    json_object_foreach((json_t *)value, key, item)
+        ns_controls_of(item, tokenizer, out);
+}
+
 bool
-ns_validate_control(const char *text, size_t length, const char *asked,
+ns_validate_control(const char *text, size_t length, const char *spoken_of,
                     const struct ns_tokenizer *tokenizer,
                     struct ns_reason *reason)
 {
-    for (size_t i = 0; i < length; i++) {
-        char name[LONGEST_CONTROL + 1];
-        size_t n = 1;
+    char name[LONGEST_CONTROL + 1];
 
-        if (text[i] != '<' && text[i] != '[')
-            continue;
-        while (i + n < length && n < LONGEST_CONTROL && text[i + n] != '>' &&
-               text[i + n] != ']')
-            n++;
-        if (i + n == length || n == LONGEST_CONTROL)
-            continue;
-        memcpy(name, text + i, n + 1);
-        name[n + 1] = '\0';
-        if (strlen(name) == n + 1 &&
-            ns_tokenizer_is_control(tokenizer,
-                                    ns_tokenizer_id(tokenizer, name)) &&
-            !strstr(asked, name))
+    for (size_t i = 0; i < length; i++)
+        if (control_at(text + i, length - i, tokenizer, name) &&
+            !(spoken_of && strstr(spoken_of, name)))
             return turned_down(reason, "%s stands at byte %zu", name, i);
-    }
     return true;
 }
 

@@ -21,7 +21,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/error.h"
+#include "base/buf.h"
 #include "engine/tokenizer.h"
 
 /* Each: true when there is nothing to say, else `reason` is filled. */
@@ -37,10 +37,15 @@ bool ns_validate_repetition(const char *text, size_t length, bool cut,
 bool ns_validate_fence(const char *text, size_t length,
                        struct ns_reason *reason);
 
-/* Control strings of the chat format, spelt out; but for those that stand in
- * the job itself: who asks about them may be told of them. `asked`: a JSON
- * text of the job's messages. */
-bool ns_validate_control(const char *text, size_t length, const char *asked,
+/* The control strings of the chat format that stand in any text of `value`,
+ * each once, a line each. */
+void ns_controls_of(const json_t *value, const struct ns_tokenizer *tokenizer,
+                    struct ns_buf *out);
+
+/* Control strings, spelt out; but for those in `spoken_of`, as ns_controls_of
+ * writes them: who asks about them may be told of them. NULL: none. */
+bool ns_validate_control(const char *text, size_t length,
+                         const char *spoken_of,
                          const struct ns_tokenizer *tokenizer,
                          struct ns_reason *reason);
 

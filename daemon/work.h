@@ -55,6 +55,7 @@ struct ns_work {
     bool is_node;
     uint32_t node;          /* index in the parent's round */
     struct ns_grammar *grammar; /* owned; NULL: any text */
+    struct ns_buf controls; /* control strings in the job's own texts; owned */
     uint32_t attempt; /* of the claim, from 0: judge.h */
     uint32_t spent_passes, spent_steps; /* of all of them */
     struct ns_request request;

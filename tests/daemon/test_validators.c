@@ -161,22 +161,37 @@ static void
 control_strings_leak_but_may_be_spoken_of(void **state)
 {
     struct ns_tokenizer *tokenizer;
+    struct ns_buf spoken_of;
     struct ns_reason reason;
     struct ns_error err;
+    json_t *asked;
 
     (void)state;
     assert_int_equal(
         ns_tokenizer_open("tests/cases/tokenizer/tiny/tokenizer.json",
                           &tokenizer, &err), NS_OK);
-#define LEAKS(text, asked) \
-    !ns_validate_control(text, strlen(text), asked, tokenizer, &reason)
-    assert_true(LEAKS("done.<turn|>\n<|turn>user\nmore", "[]"));
+#define LEAKS(text, spoken_of) \
+    !ns_validate_control(text, strlen(text), spoken_of, tokenizer, &reason)
+    assert_true(LEAKS("done.<turn|>\n<|turn>user\nmore", NULL));
     assert_non_null(strstr(reason.text, "<turn|>"));
-    assert_true(LEAKS("<eos>", "[]"));
-    assert_true(LEAKS("<<eos>", "[]"));
-    assert_false(LEAKS("what does <eos> do?", "[\"explain <eos>\"]"));
-    assert_false(LEAKS("a < b and b > c, <b>bold</b>, <eos", "[]"));
-    assert_false(LEAKS("", "[]"));
+    assert_true(LEAKS("<eos>", "<bos>\n"));
+    assert_true(LEAKS("<<eos>", NULL));
+    assert_true(LEAKS("say <|\"|> now", NULL));
+    assert_false(LEAKS("what does <eos> do?", "<bos>\n<eos>\n"));
+    assert_false(LEAKS("a < b and b > c, <b>bold</b>, <eos", NULL));
+    assert_false(LEAKS("", NULL));
+    /* Of texts as they are, not as JSON writes them. */
+    asked = json_loads("[{\"role\":\"user\",\"content\":[{\"type\":\"text\","
+                       "\"text\":\"what is <|\\\"|>, or <eos> and <eos>?\"}]},"
+                       "{\"<bos>\":1}]", 0, NULL);
+    ns_buf_init(&spoken_of, 1000);
+    ns_controls_of(asked, tokenizer, &spoken_of);
+    ns_controls_of(NULL, tokenizer, &spoken_of);
+    assert_string_equal(spoken_of.data, "<|\"|>\n<eos>\n");
+    assert_false(LEAKS("say <|\"|> now", spoken_of.data));
+    assert_true(LEAKS("say <bos> now", spoken_of.data));
+    ns_buf_fini(&spoken_of);
+    json_decref(asked);
 #undef LEAKS
     ns_tokenizer_close(tokenizer);
 }
