@@ -186,7 +186,7 @@ no_answer(const struct ns_head *args, uint32_t i)
     if (args->logsumexp)
         args->logsumexp[i] = NAN;
     if (args->top && args->top[i])
-        candidates_end(args->top[i], NULL, 0);
+        candidates_end(args->top[i], args->top[i], 0);
     if (i < args->n_soft)
         memset(row_of(args->soft, i), 0, args->soft.n_cols * sizeof(float));
 }
