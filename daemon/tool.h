@@ -62,6 +62,10 @@ bool ns_tool_c(const char *cc, const char *code, size_t length,
                struct ns_tool_answer *answer, enum ns_status *status,
                struct ns_error *err);
 
+/* Whether no line of it names a file but a header of the compiler's own. Pure;
+ * what ns_tool_c asks first. */
+bool ns_tool_c_is_harmless(const char *code, size_t length, size_t *line);
+
 /* ns_tool_check, and whether the tool tells good code from bad: one that does
  * not would turn down each answer, or none. NS_REJECT names the key. */
 enum ns_status ns_tool_try_python(const char *python, struct ns_error *err);

@@ -230,8 +230,8 @@ harmless_directive(struct text text) /* behind its # */
 }
 
 /* A # that only blanks and comments can stand in front of in its line. */
-static bool
-includes_harmless(const char *code, size_t length, size_t *line)
+bool
+ns_tool_c_is_harmless(const char *code, size_t length, size_t *line)
 {
     struct text text = { code, length, 0, 1 };
     int before = '\n', before_that = 0;
@@ -268,7 +268,7 @@ ns_tool_c(const char *cc, const char *code, size_t length,
     size_t line;
 
     *status = NS_OK;
-    if (!includes_harmless(code, length, &line)) {
+    if (!ns_tool_c_is_harmless(code, length, &line)) {
         snprintf(answer->says, sizeof(answer->says),
                  "line %zu names a file that is no header of the compiler's "
                  "own, or may be", line);
