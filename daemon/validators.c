@@ -346,10 +346,12 @@ ns_controls_of(const json_t *value, const struct ns_tokenizer *tokenizer,
     if (json_is_string(value))
         find_controls(json_string_value(value), json_string_length(value),
                       tokenizer, out);
-    json_array_foreach(value, i, item)
+    json_array_foreach(value, i, item) {
         ns_controls_of(item, tokenizer, out);
-    json_object_foreach((json_t *)value, key, item)
+    }
+    json_object_foreach((json_t *)value, key, item) {
         ns_controls_of(item, tokenizer, out);
+    }
 }
 
 bool

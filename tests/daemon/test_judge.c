@@ -223,6 +223,38 @@ where_a_seed_changes_nothing_there_is_one_attempt(void **state)
 }
 
 static void
+who_asks_about_a_control_string_may_be_told(void **state)
+{
+    static const char form[] =
+        "{\"custom_id\":\"%d\",\"body\":{\"messages\":[{\"role\":\"user\","
+        "\"content\":\"%s\"}],\"max_tokens\":32,\"guided_choice\":"
+        "[\"it is <eos>\"],\"nightshift\":{\"validators\":[\"control\"],"
+        "\"retries\":0}}}\n";
+    FILE *file = fopen(in_folder("control.jsonl"), "w");
+    json_t *asked, *leaked;
+    char *text;
+
+    (void)state;
+    assert_non_null(file);
+    fprintf(file, form, 1, "what ends a \\\"text\\\": <eos>?");
+    fprintf(file, form, 2, "what ends a text?");
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(RUN("run", in_folder("control.jsonl"), "-o",
+                         in_folder("control.out"), "-m", program_model), 1);
+    text = slurp(in_folder("control.out"));
+    asked = line_of(text, 1);
+    leaked = line_of(text, 2);
+    assert_string_equal(content_of(asked), "it is <eos>");
+    assert_non_null(strstr(
+        json_string_value(json_object_get(json_object_get(leaked, "error"),
+                                          "message")),
+        "control: <eos> stands at byte 6"));
+    json_decref(asked);
+    json_decref(leaked);
+    free(text);
+}
+
+static void
 what_can_not_be_checked_here_is_refused_and_what_is_configured_runs(
     void **state)
 {
@@ -266,6 +298,7 @@ main(void)
         cmocka_unit_test(the_seed_of_an_attempt_gives_its_text_again),
         cmocka_unit_test(killed_at_any_point_attempts_and_answers_are_the_same),
         cmocka_unit_test(where_a_seed_changes_nothing_there_is_one_attempt),
+        cmocka_unit_test(who_asks_about_a_control_string_may_be_told),
         cmocka_unit_test(
             what_can_not_be_checked_here_is_refused_and_what_is_configured_runs),
     };
