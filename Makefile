@@ -132,9 +132,10 @@ soak-now: all $B/tests/daemon/test_simulation $B/tests/daemon/test_soak
 	$QNS_SOAK=2000:200:1200 $B/tests/daemon/test_soak
 demo-now: all $(if $(wildcard models/demo),,$B/tests/tools/make_checkpoint)
 	$Qscripts/demo.sh $B
-bench-now: all $B/bench/connectors $B/bench/nightshiftd $B/bench/engine $B/bench/images $B/bench/cpu_limit $B/bench/card
+bench-now: all $B/bench/connectors $B/bench/checkpoints $B/bench/nightshiftd $B/bench/engine $B/bench/images $B/bench/cpu_limit $B/bench/card
 	$Qscripts/fetch-kafka.sh build/kafka
 	$Q$B/bench/connectors $B
+	$Q$B/bench/checkpoints $B
 	$Qbench/plan.sh $B
 	$Qbench/run.sh $B
 fuzz-now: $(FUZZ)
