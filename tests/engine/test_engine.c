@@ -195,11 +195,15 @@ find_job(struct job *jobs, uint32_t n, uint64_t id)
 }
 
 /* Submits all, in the order given, and runs until all have ended. */
+static uint32_t prefilled; /* rows, in the last run_jobs */
+
 static void
 run_jobs(struct ns_engine *engine, struct job *jobs, uint32_t n)
 {
     uint32_t n_submitted = 0, n_over = 0;
     struct ns_error err;
+
+    prefilled = 0;
 
     for (uint32_t pass = 0; n_over < n; pass++) {
         struct ns_pass_report report;
@@ -219,6 +223,7 @@ run_jobs(struct ns_engine *engine, struct job *jobs, uint32_t n)
         if (ns_engine_pass(engine, &report, &err) != NS_OK)
             fail_msg("%s", err.text);
         assert_true(report.n_rows > 0);
+        prefilled += report.prefill_rows;
         while (ns_engine_next_event(engine, &event)) {
             struct job *job = find_job(jobs, n, event.id);
 
@@ -524,7 +529,7 @@ a_job_resumed_from_any_block_ends_with_the_same_bytes(void **state)
     struct ns_engine_options options = plain_options(&folder);
     struct ns_engine *engine = open_engine(&options);
     struct job *whole = new_jobs(1), *resumed = new_jobs(1);
-    uint32_t n_resumed = 0;
+    uint32_t n_resumed = 0, steps, known;
 
     (void)state;
     for (uint32_t i = 0; i < 12; i++) {
@@ -532,6 +537,7 @@ a_job_resumed_from_any_block_ends_with_the_same_bytes(void **state)
         whole->request.has_temperature = i % 2;
         whole->request.temperature = 0.8f;
         run_jobs(engine, whole, 1);
+        steps = whole->usage.denoise_steps;
         for (uint32_t b = 0; b < whole->n_blocks; b++) {
             memcpy(resumed, whole, sizeof(*whole));
             resumed->done = false;
@@ -544,6 +550,14 @@ a_job_resumed_from_any_block_ends_with_the_same_bytes(void **state)
             assert_same_answer(whole, resumed);
             assert_int_equal(whole->usage.completion_tokens,
                              resumed->usage.completion_tokens);
+            /* One prefill of what is known, less what is not run again in any
+             * case, and no step of a block that was committed. */
+            known = resumed->request.n_prompt + resumed->request.n_resume;
+            assert_in_range(prefilled + resumed->usage.cached_tokens,
+                            known - resumed->request.canvas_length, known);
+            if (modes[i % 3] == NS_MODE_DIFFUSION)
+                assert_true(resumed->usage.denoise_steps < steps);
+            steps = resumed->usage.denoise_steps;
             n_resumed++;
         }
     }
