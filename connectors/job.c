@@ -283,6 +283,22 @@ take_line(struct ns_parse *p, const json_t *root)
     return NS_OK;
 }
 
+/* Whether the messages are a text to summarise, and not a conversation. */
+static bool
+is_one_turn(const json_t *messages)
+{
+    size_t n_turns = 0;
+
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const char *role = json_string_value(
+            json_object_get(json_array_get(messages, i), "role"));
+
+        n_turns += role && strcmp(role, "system") != 0 &&
+                   strcmp(role, "developer") != 0;
+    }
+    return n_turns <= 1;
+}
+
 /* What single fields can not judge: those that bear on each other. */
 static enum ns_status
 check_together(struct ns_parse *p)
@@ -318,6 +334,12 @@ check_together(struct ns_parse *p)
         return ns_refuse(p->err, "bad_param", "nightshift.t_min",
                          "nightshift.t_min: %g is above t_max, %g", job->t_min,
                          job->t_max);
+    if (job->chunk_tokens &&
+        (job->thinking || job->tools || job->draft || job->n_images > 0 ||
+         !is_one_turn(job->messages)))
+        return ns_job_unsupported(p, "nightshift.task.chunk_tokens",
+                                  "a size of parts beside a thought, tools, a "
+                                  "draft, pictures or several turns");
     if (job->mode == NS_JOB_DIFFUSION && job->has_top_p && job->top_p < 1)
         return ns_job_unsupported(p, "body.top_p",
                                   "top_p below 1 in diffusion");

@@ -70,6 +70,7 @@ struct plan {
     struct ns_sim_job *jobs;
     struct planned *planned;
     size_t n, capacity;
+    size_t n_lines; /* fewer than jobs where a text is summarised in parts */
     uint64_t n_bad;
 };
 
@@ -277,56 +278,43 @@ add_job(struct plan *plan, const struct ns_job *job, uint64_t line,
 }
 
 static enum ns_status
-add_request(struct plan *plan, struct ns_job *job, uint64_t line,
-            enum ns_mode mode, const struct ns_ids *ids, bool in_thought,
-            const struct ns_pictures *pictures,
-            struct ns_request_image *images, struct ns_error *err)
+check_and_add(struct plan *plan, const struct ns_job *job, uint64_t line,
+              const struct ns_request *request, struct ns_error *err)
 {
-    const struct ns_pipeline_tuning tuning = ns_setup_tuning(plan->options);
-    struct ns_request request;
-    enum ns_status status;
+    enum ns_status status = ns_request_check(
+        plan->model, ns_tokenizer_id(plan->tokenizer, "<channel|>") >= 0,
+        request, err);
 
-    status = ns_prepare_request(job, plan->model, mode, ids, in_thought,
-                                pictures, images, tuning.default_max_tokens,
-                                &request, err);
-    if (status == NS_OK)
-        status = ns_request_check(
-            plan->model, ns_tokenizer_id(plan->tokenizer, "<channel|>") >= 0,
-            &request, err);
-    return status == NS_OK ? add_job(plan, job, line, &request, err) : status;
+    return status == NS_OK ? add_job(plan, job, line, request, err) : status;
 }
 
-/* A text that is summarised in parts: a request a part, and the last one over
- * as much as their summaries may be. */
+/* A text that is summarised in parts: a request a node. The parts are what they
+ * will be; of the summaries that the others read the length alone is known. */
 static enum ns_status
-add_parts(struct plan *plan, struct ns_job *job, uint64_t line,
-          enum ns_mode mode, const struct ns_ids *ids, struct ns_error *err)
+add_parts(struct plan *plan, const struct ns_job *job, uint64_t line,
+          enum ns_mode mode, struct ns_parts *parts, struct ns_error *err)
 {
-    const struct ns_pipeline_tuning tuning = ns_setup_tuning(plan->options);
-    const struct ns_pictures none = { 0 };
-    size_t size = ns_parts_size(job, &plan->model->config,
-                                tuning.summary_chunk);
-    size_t answer = size / 4 < NS_SUMMARY_MOST_NODE ? size / 4
-                                                    : NS_SUMMARY_MOST_NODE;
+    const struct ns_summary *tree = parts->tree;
     enum ns_status status = NS_OK;
-    struct ns_job part = *job;
-    struct ns_ids some;
 
-    part.has_max_tokens = true;
-    part.max_tokens = (uint32_t)answer;
-    for (size_t at = 0; at < ids->n && status == NS_OK; at += size) {
-        some = (struct ns_ids){ .id = ids->id + at,
-                                .n = ids->n - at < size ? ids->n - at : size };
-        status = add_request(plan, &part, line, mode, &some, false, &none,
-                             NULL, err);
+    for (uint32_t i = 0; i < tree->n_nodes && status == NS_OK; i++) {
+        uint32_t read = tree->node[i].n * (tree->node_tokens +
+                                           NS_SUMMARY_LABEL);
+        struct ns_ids ids;
+        struct ns_request request;
+
+        status = ns_prepare_node(job, plan->model, plan->tokenizer,
+                                 plan->empty_thought, mode, parts,
+                                 read ? 0 : i, &ids, &request, err);
+        if (read && read < request.n_prompt)
+            request.n_prompt = read;
+        if (i == ns_summary_final(tree) && job->has_max_tokens)
+            request.max_tokens = job->max_tokens;
+        if (status == NS_OK)
+            status = check_and_add(plan, job, line, &request, err);
+        ns_ids_fini(&ids);
     }
-    some = (struct ns_ids){ .id = ids->id,
-                            .n = (ids->n + size - 1) / size * answer };
-    if (some.n > size)
-        some.n = size;
-    return status == NS_OK ? add_request(plan, job, line, mode, &some, false,
-                                         &none, NULL, err)
-                           : status;
+    return status;
 }
 
 static enum ns_status
@@ -337,6 +325,8 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     struct ns_request_image images[NS_JOB_IMAGES];
     struct ns_references references;
     struct ns_pictures pictures = { 0 };
+    struct ns_parts *parts = NULL;
+    struct ns_request request;
     struct ns_ids ids = { 0 };
     enum ns_status status;
     enum ns_mode mode;
@@ -353,14 +343,20 @@ add_message(struct plan *plan, struct ns_job *job, uint64_t line,
     if (status == NS_OK)
         status = ns_prepare_tokens(job, plan->tokenizer, plan->empty_thought,
                                    &pictures, &ids, &in_thought, err);
-    if (status == NS_OK &&
-        ns_parts_wanted(job, &plan->model->config, mode, ids.n,
-                        job->chunk_tokens ? job->chunk_tokens
-                                          : tuning.summary_chunk))
-        status = add_parts(plan, job, line, mode, &ids, err);
-    else if (status == NS_OK)
-        status = add_request(plan, job, line, mode, &ids, in_thought,
-                             &pictures, images, err);
+    if (status == NS_OK)
+        status = ns_parts_create(job, NULL, &plan->model->config,
+                                 plan->tokenizer, mode, ids.n,
+                                 tuning.summary_chunk, &parts, err);
+    if (status == NS_OK && parts)
+        status = add_parts(plan, job, line, mode, parts, err);
+    if (status == NS_OK && !parts) {
+        status = ns_prepare_request(job, plan->model, mode, &ids, in_thought,
+                                    &pictures, images,
+                                    tuning.default_max_tokens, &request, err);
+        if (status == NS_OK)
+            status = check_and_add(plan, job, line, &request, err);
+    }
+    ns_parts_destroy(parts);
     ns_ids_fini(&ids);
     ns_pictures_fini(&pictures);
     ns_references_fini(&references);
@@ -390,6 +386,7 @@ add_line(struct plan *plan, const struct ns_line *line, struct ns_error *err)
 
     if (status == NS_OK)
         status = add_message(plan, job, line->number, err);
+    plan->n_lines += status == NS_OK;
     if (status == NS_REJECT) { /* `validate` says what is wrong with it */
         plan->n_bad++;
         status = NS_OK;
@@ -480,7 +477,9 @@ print_plan(const struct plan *plan, const struct ns_sim_report *report)
         ns_outlook_options(plan->outlook);
     double seconds = report->seconds > 0 ? report->seconds : 1e-9;
 
-    printf("%zu jobs", plan->n);
+    printf("%zu jobs", plan->n_lines);
+    if (plan->n > plan->n_lines)
+        printf(" in %zu requests", plan->n);
     if (plan->n_bad > 0)
         printf(" (%" PRIu64 " more are bad: see nightshift validate)",
                plan->n_bad);
@@ -504,7 +503,8 @@ print_plan(const struct plan *plan, const struct ns_sim_report *report)
     print_time(", commits and single tokens ", report->commit_s);
     printf("\n  rate      %.0f tokens/s, %.1f jobs/h\n",
            (double)report->answer_tokens / seconds,
-           3600 * report->done / seconds);
+           3600 * report->done / seconds * (double)plan->n_lines /
+               (double)(plan->n ? plan->n : 1));
     printf("  passes    %" PRIu64 " of %.0f rows and %.1f jobs on average\n",
            report->passes, report->mean_rows, report->mean_sequences);
     printf("  memory    %.1f MiB of %.1f MiB for prefixes and canvases\n",

@@ -123,7 +123,9 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
     struct ns_grammar *grammar = NULL;
     enum ns_status status;
     enum ns_mode mode;
-    bool in_thought, in_parts = false;
+    struct ns_parts *parts = NULL;
+    struct ns_ids node = { 0 };
+    bool in_thought;
 
     if (!model)
         return NS_OK;
@@ -144,15 +146,16 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
             v->most_tokens = ids.n;
             v->most_line = line;
         }
-        in_parts = ns_parts_wanted(job, &model->config, mode, ids.n,
-                                   job->chunk_tokens ? job->chunk_tokens
-                                                     : tuning.summary_chunk);
-        if (!in_parts)
-            status = ns_prepare_request(job, model, mode, &ids, in_thought,
-                                        &pictures, images,
-                                        tuning.default_max_tokens, &request,
-                                        err);
+        status = ns_parts_create(job, NULL, &model->config, v->tokenizer, mode,
+                                 ids.n, tuning.summary_chunk, &parts, err);
     }
+    if (status == NS_OK && parts) /* all are as the first */
+        status = ns_prepare_node(job, model, v->tokenizer, v->empty_thought,
+                                 mode, parts, 0, &node, &request, err);
+    else if (status == NS_OK)
+        status = ns_prepare_request(job, model, mode, &ids, in_thought,
+                                    &pictures, images,
+                                    tuning.default_max_tokens, &request, err);
     if (status == NS_OK)
         status = ns_prepare_draft(job, v->tokenizer, &draft, err);
     if (status == NS_OK)
@@ -161,11 +164,13 @@ check_with_model(struct validate *v, struct ns_job *job, uint64_t line,
         status = ns_judge_check(&v->judge, job, err);
     request.draft = draft.id;
     request.n_draft = (uint32_t)draft.n;
-    if (status == NS_OK && !in_parts)
+    if (status == NS_OK)
         status = ns_request_check(
             model, ns_tokenizer_id(v->tokenizer, "<channel|>") >= 0, &request,
             err);
     ns_grammar_destroy(grammar);
+    ns_parts_destroy(parts);
+    ns_ids_fini(&node);
     ns_ids_fini(&ids);
     ns_ids_fini(&draft);
     ns_pictures_fini(&pictures);

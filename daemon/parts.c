@@ -53,9 +53,9 @@ find_text(const json_t *messages, size_t *message, size_t *part)
     return longest > 0;
 }
 
-bool
-ns_parts_wanted(const struct ns_job *job, const struct ns_config *config,
-                enum ns_mode mode, size_t n_prompt, uint32_t limit)
+static bool
+is_wanted(const struct ns_job *job, const struct ns_config *config,
+          enum ns_mode mode, size_t n_prompt, uint32_t limit)
 {
     uint32_t room = n_prompt < UINT32_MAX
                         ? ns_request_max_tokens(config, (uint32_t)n_prompt,
@@ -71,28 +71,30 @@ ns_parts_wanted(const struct ns_job *job, const struct ns_config *config,
     return !fits || (limit > 0 && n_prompt > limit);
 }
 
-uint32_t
-ns_parts_size(const struct ns_job *job, const struct ns_config *config,
-              uint32_t limit)
+/* Tokens of a part: `limit`, within what the context leaves beside an answer and
+ * the instruction. The final node takes a part's worth of summaries, too. */
+static enum ns_status
+size_of_part(const struct ns_job *job, const struct ns_config *config,
+             uint32_t limit, uint32_t *out, struct ns_error *err)
 {
     uint32_t canvas = config->canvas_length;
     uint32_t answer = job->has_max_tokens && job->max_tokens > canvas
                           ? job->max_tokens
                           : canvas;
-    /* The final node takes a part's worth of summaries, too. */
     uint64_t beside = (uint64_t)answer + canvas + NS_SUMMARY_MOST_NODE +
                       (config->max_position > 4 * INSTRUCTIONS
                            ? INSTRUCTIONS
                            : config->max_position / 4);
-    uint32_t room = beside < config->max_position
-                        ? (uint32_t)(config->max_position - beside)
-                        : 0;
 
-    if (job->chunk_tokens)
-        limit = job->chunk_tokens;
-    if (limit == 0 || limit > room)
-        limit = room;
-    return limit < NS_SUMMARY_LEAST ? NS_SUMMARY_LEAST : limit;
+    if (beside + NS_SUMMARY_LEAST > config->max_position)
+        return ns_refuse(err, "over_context", "body.max_tokens",
+                         "beside an answer of %u tokens the context of %u "
+                         "leaves no room for a part of the text", answer,
+                         config->max_position);
+    *out = config->max_position - (uint32_t)beside;
+    if (limit > 0 && limit < *out)
+        *out = limit < NS_SUMMARY_LEAST ? NS_SUMMARY_LEAST : limit;
+    return NS_OK;
 }
 
 /* ---- the tree and what is known of it ------------------------------------- */
@@ -203,23 +205,35 @@ ns_parts_resume(const struct ns_parts *parts, const struct ns_claim *claim,
 
 enum ns_status
 ns_parts_create(const struct ns_job *job, const struct ns_claim *claim,
-                const struct ns_tokenizer *tokenizer, uint32_t part_tokens,
-                struct ns_parts **out, struct ns_error *err)
+                const struct ns_config *config,
+                const struct ns_tokenizer *tokenizer, enum ns_mode mode,
+                size_t n_prompt, uint32_t limit, struct ns_parts **out,
+                struct ns_error *err)
 {
-    struct ns_parts *parts = calloc(1, sizeof(*parts));
+    struct ns_parts *parts;
     enum ns_status status;
+    uint32_t size = 0;
 
     *out = NULL;
+    if (job->chunk_tokens)
+        limit = job->chunk_tokens;
+    if (!is_wanted(job, config, mode, n_prompt, limit))
+        return NS_OK;
+    status = size_of_part(job, config, limit, &size, err);
+    if (status != NS_OK)
+        return status;
+    parts = calloc(1, sizeof(*parts));
     if (!parts)
         return no_memory(err);
     parts->tokenizer = tokenizer;
     status = take_messages(parts, job, err);
     if (status == NS_OK)
         status = ns_summary_create(parts->text, parts->length, tokenizer,
-                                   part_tokens, &parts->tree, err);
+                                   size, &parts->tree, err);
     if (status == NS_OK && parts->tree) {
         parts->n_node_blocks = ns_summary_final(parts->tree);
-        status = remember(parts, claim, err);
+        if (claim)
+            status = remember(parts, claim, err);
     }
     if (status == NS_OK && parts->tree) {
         *out = parts;
@@ -290,27 +304,32 @@ ns_parts_tokens(const struct ns_parts *parts)
 
 /* ---- what a node says and hears --------------------------------------------- */
 
+/* The number of a part stands with its text and not in the instruction, which so
+ * is the same for all parts: they share it, and all that stands before the text,
+ * as one prefix. */
 enum ns_status
 ns_parts_messages(struct ns_parts *parts, uint32_t node, struct ns_error *err)
 {
     const struct ns_summary *tree = parts->tree;
-    const struct ns_summary_node *at = &tree->node[node];
+    bool is_part = tree->node[node].n == 0;
     char *source = ns_summary_source(tree, node, parts->text);
     json_t *system, *text;
 
-    system =
-        at->n == 0
-            ? json_sprintf("%s\n\nThe text is part %u of %u of a longer one. "
-                           "Summarise this part alone, in a few sentences that "
-                           "can be combined with those of the other parts.",
-                           parts->instruction, node + 1, tree->n_parts)
-            : json_sprintf("%s\n\nThe text has been read in %u parts. What "
-                           "follows are their summaries, each under the label "
-                           "of its parts. Combine them into one, and name "
-                           "the parts that a statement comes from like this: "
-                           "[parts 2-3].",
-                           parts->instruction, tree->n_parts);
-    text = source ? json_string(source) : NULL;
+    system = is_part
+                 ? json_sprintf("%s\n\nThe text is a part of a longer one, of "
+                                "which there are %u. Summarise this part "
+                                "alone, in a few sentences that can be "
+                                "combined with those of the other parts.",
+                                parts->instruction, tree->n_parts)
+                 : json_sprintf("%s\n\nThe text has been read in %u parts. What "
+                                "follows are their summaries, each under the "
+                                "label of its parts. Combine them into one, "
+                                "and name the parts that a statement comes "
+                                "from like this: [parts 2-3].",
+                                parts->instruction, tree->n_parts);
+    text = !source   ? NULL
+           : is_part ? json_sprintf("Part %u:\n\n%s", node + 1, source)
+                     : json_string(source);
     free(source);
     if (!system || !text ||
         json_object_set(parts->system, "content", system) != 0 ||
@@ -322,6 +341,16 @@ ns_parts_messages(struct ns_parts *parts, uint32_t node, struct ns_error *err)
     json_decref(system);
     json_decref(text);
     return NS_OK;
+}
+
+void
+ns_parts_blame(const struct ns_parts *parts, uint32_t node,
+               struct ns_error *err)
+{
+    const struct ns_summary_node *at = &parts->tree->node[node];
+
+    ns_context(err, "parts %u-%u of %u", at->first_part + 1,
+               at->last_part + 1, parts->tree->n_parts);
 }
 
 enum ns_status

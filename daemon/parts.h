@@ -46,23 +46,17 @@ struct ns_parts {
     uint32_t prompt_tokens, cached_tokens, completion_tokens; /* of nodes */
 };
 
-/* Whether the job is one to be split, as long as it is: no pictures, tools or
- * thought, and one user message. `limit`: tokens of a part, 0: only what does
- * not fit the context. */
-bool ns_parts_wanted(const struct ns_job *job, const struct ns_config *config,
-                     enum ns_mode mode, size_t n_prompt, uint32_t limit);
-
-/* Tokens of a part: `limit` or the job's own, within what the context leaves
- * beside an answer. */
-uint32_t ns_parts_size(const struct ns_job *job,
-                       const struct ns_config *config, uint32_t limit);
-
-/* The tree of the job's present messages, and what `claim` remembers of it.
- * `*out` NULL: one part holds all of it. NS_REJECT: over_context. */
+/* The tree of the job's present messages, and what `claim` (NULL: none) remembers
+ * of it. `n_prompt`: tokens of the job as it stands. `limit`: tokens of a part
+ * where the job names none; 0: only what does not fit the context is split.
+ * `*out` NULL: the job runs as it stands, since it fits, or has pictures, tools,
+ * a thought, a draft or several turns. NS_REJECT: over_context. */
 enum ns_status ns_parts_create(const struct ns_job *job,
                                const struct ns_claim *claim,
+                               const struct ns_config *config,
                                const struct ns_tokenizer *tokenizer,
-                               uint32_t part_tokens, struct ns_parts **out,
+                               enum ns_mode mode, size_t n_prompt,
+                               uint32_t limit, struct ns_parts **out,
                                struct ns_error *err);
 void ns_parts_destroy(struct ns_parts *parts); /* takes NULL */
 
@@ -78,6 +72,10 @@ size_t ns_parts_tokens(const struct ns_parts *parts);
  * call; NS_FATAL without memory. */
 enum ns_status ns_parts_messages(struct ns_parts *parts, uint32_t node,
                                  struct ns_error *err);
+
+/* Says in front of the error whose it is: "parts 3-5 of 9: ...". */
+void ns_parts_blame(const struct ns_parts *parts, uint32_t node,
+                    struct ns_error *err);
 
 /* Where the claim's blocks of the final request begin: tokens and blocks that
  * come before it. */

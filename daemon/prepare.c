@@ -332,59 +332,71 @@ event_of(enum ns_status status, enum ns_job_event good,
 
 /* --- parts ------------------------------------------------------------- */
 
+enum ns_status
+ns_prepare_node(const struct ns_job *job, const struct ns_model *model,
+                const struct ns_tokenizer *tokenizer, bool empty_thought,
+                enum ns_mode mode, struct ns_parts *parts, uint32_t node,
+                struct ns_ids *prompt, struct ns_request *out,
+                struct ns_error *err)
+{
+    const struct ns_pictures none = { 0 };
+    struct ns_job of_node = *job;
+    enum ns_status status;
+    bool in_thought;
+
+    of_node.messages = parts->messages;
+    of_node.has_max_tokens = true;
+    of_node.max_tokens = parts->tree->node_tokens;
+    of_node.n_stop = 0;
+    memset(prompt, 0, sizeof(*prompt));
+    status = ns_parts_messages(parts, node, err);
+    if (status == NS_OK)
+        status = ns_prepare_tokens(&of_node, tokenizer, empty_thought, &none,
+                                   prompt, &in_thought, err);
+    if (status == NS_OK)
+        status = ns_prepare_request(&of_node, model, mode, prompt, in_thought,
+                                    &none, NULL, 0, out, err);
+    return status;
+}
+
 /* A text that is too long for one summary gets a tree of them. */
 static enum ns_status
 split(struct ns_pipeline *pipeline, struct ns_work *work,
       struct ns_error *err)
 {
     struct ns_engine *engine = pipeline->options.engine;
-    const struct ns_config *config = &ns_engine_model(engine)->config;
-    uint32_t limit = ns_pipeline_tuning(pipeline).summary_chunk;
-    uint32_t size = ns_parts_size(work->job, config, limit);
 
-    if (work->job->chunk_tokens)
-        limit = work->job->chunk_tokens;
-    if (!ns_parts_wanted(work->job, config,
-                         engine_mode(work->claim.stored_mode), work->prompt.n,
-                         limit))
-        return NS_OK;
     return ns_parts_create(work->job, &work->claim,
-                           ns_engine_tokenizer(engine), size, &work->parts,
-                           err);
+                           &ns_engine_model(engine)->config,
+                           ns_engine_tokenizer(engine),
+                           engine_mode(work->claim.stored_mode),
+                           work->prompt.n,
+                           ns_pipeline_tuning(pipeline).summary_chunk,
+                           &work->parts, err);
 }
 
-/* The request of one node: the job's, but for what is the whole answer's. */
 static enum ns_status
 prepare_node(struct ns_pipeline *pipeline, struct ns_work *work, uint32_t i,
              struct ns_error *err)
 {
-    const struct ns_pictures none = { 0 };
     struct ns_engine *engine = pipeline->options.engine;
     struct ns_parts *parts = work->parts;
     struct ns_request *request = &parts->request[i];
-    struct ns_job job = *work->job;
     uint32_t node = parts->node[i];
     enum ns_status status;
-    bool in_thought;
 
-    job.messages = parts->messages;
-    job.has_max_tokens = true;
-    job.max_tokens = parts->tree->node_tokens;
-    job.n_stop = 0;
-    status = ns_parts_messages(parts, node, err);
-    if (status == NS_OK)
-        status = ns_prepare_tokens(&job, ns_engine_tokenizer(engine),
-                                   ns_engine_empty_thought(engine), &none,
-                                   &parts->prompt[i], &in_thought, err);
-    if (status == NS_OK)
-        status = ns_prepare_request(&job, ns_engine_model(engine),
-                                    engine_mode(work->claim.stored_mode),
-                                    &parts->prompt[i], in_thought, &none, NULL,
-                                    0, request, err);
-    if (status != NS_OK)
-        return status;
-    request->seed = ns_mix(work->claim.stored_seed ^ ns_mix(node)) >> 11;
-    return ns_engine_check(engine, request, err);
+    status = ns_prepare_node(work->job, ns_engine_model(engine),
+                             ns_engine_tokenizer(engine),
+                             ns_engine_empty_thought(engine),
+                             engine_mode(work->claim.stored_mode), parts, node,
+                             &parts->prompt[i], request, err);
+    if (status == NS_OK) {
+        request->seed = ns_mix(work->claim.stored_seed ^ ns_mix(node)) >> 11;
+        status = ns_engine_check(engine, request, err);
+    }
+    if (status == NS_REJECT)
+        ns_parts_blame(parts, node, err);
+    return status;
 }
 
 /* The next round's requests; the last one's prompt is the work's own. */

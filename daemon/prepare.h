@@ -57,4 +57,15 @@ enum ns_status ns_prepare_request(const struct ns_job *job,
                                   struct ns_request *out,
                                   struct ns_error *err);
 
+/* The request of a node but the final one (parts.h), which is the job's but for
+ * what is the whole answer's. `prompt` is zeroed first, and borrowed by it; fini
+ * whatever comes back. */
+enum ns_status ns_prepare_node(const struct ns_job *job,
+                               const struct ns_model *model,
+                               const struct ns_tokenizer *tokenizer,
+                               bool empty_thought, enum ns_mode mode,
+                               struct ns_parts *parts, uint32_t node,
+                               struct ns_ids *prompt, struct ns_request *out,
+                               struct ns_error *err);
+
 #endif

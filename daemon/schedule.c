@@ -396,13 +396,10 @@ node_failed(struct schedule *schedule, struct ns_work *node,
             const struct ns_event *event)
 {
     struct ns_work *parent = node->parent;
-    const struct ns_summary *tree = parent->parts->tree;
-    const struct ns_summary_node *at =
-        &tree->node[parent->parts->node[node->node]];
 
     parent->error = event->error;
-    ns_context(&parent->error, "parts %u-%u of %u", at->first_part + 1,
-               at->last_part + 1, tree->n_parts);
+    ns_parts_blame(parent->parts, parent->parts->node[node->node],
+                   &parent->error);
     if (event->error.status == NS_REJECT) {
         ns_work_fail(schedule->pipeline, parent, NS_RESULT_FAILED);
         leave_parent(schedule, parent, NS_ON_UNFIT);

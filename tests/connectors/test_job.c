@@ -344,6 +344,17 @@ static const struct bad {
       "bad_param", "nightshift.task.chunk_tokens", "5", "128" },
     { OURS("\"task\":{\"type\":\"code\",\"chunk_tokens\":500}"),
       "unsupported", "nightshift.task", "chunk_tokens", NULL },
+    { OURS("\"draft\":\"x\",\"task\":{\"type\":\"summarize\","
+           "\"chunk_tokens\":500}"),
+      "unsupported", "nightshift.task.chunk_tokens", "draft", NULL },
+    { OURS("\"thinking_budget\":64,\"task\":{\"type\":\"summarize\","
+           "\"chunk_tokens\":500}"),
+      "unsupported", "nightshift.task.chunk_tokens", "thought", NULL },
+    { "{\"custom_id\":\"a\",\"body\":{\"messages\":[{\"role\":\"user\","
+      "\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"},"
+      "{\"role\":\"user\",\"content\":\"z\"}]},\"nightshift\":{\"task\":"
+      "{\"type\":\"summarize\",\"chunk_tokens\":500}}}",
+      "unsupported", "nightshift.task.chunk_tokens", "turns", NULL },
     { OURS("\"task\":{\"type\":\"summarize\",\"overlap\":5}"),
       "unsupported", "nightshift.task.overlap", "option", NULL },
     { OURS("\"image_tokens\":280"), "unsupported", "nightshift.image_tokens",
