@@ -78,11 +78,12 @@ let_prefix(int rules, const char *tool)
     static const char *const folders[] = { "bin", "lib", "lib64", "libexec",
                                            "include" };
     char real[PATH_MAX], path[PATH_MAX + 16];
-    bool good = true;
+    bool good;
 
-    if (!realpath(tool, real))
-        return false;
-    for (int up = 0; up < 2; up++)
+    if (!realpath(tool, real)) /* execve says why */
+        return true;
+    good = let(rules, real, LANDLOCK_ACCESS_FS_EXECUTE | READ_FILE);
+    for (int up = 0; up < 2 && real[0]; up++)
         *strrchr(real, '/') = '\0';
     for (size_t i = 0; good && i < sizeof(folders) / sizeof(folders[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", real, folders[i]);

@@ -440,7 +440,9 @@ a_tool_is_held_to_its_limits(void **state)
 static void
 a_tool_that_is_not_there_or_is_none_is_said(void **state)
 {
+    static const char elsewhere[] = "/tmp/nightshift-tool-python";
     const char *const argv[] = { "/nowhere/at/all", NULL };
+    char command[100];
     struct ns_tool_answer answer;
     struct ns_error err;
 
@@ -462,6 +464,11 @@ a_tool_that_is_not_there_or_is_none_is_said(void **state)
     assert_int_equal(ns_tool_try_c("/bin/true", &err), NS_REJECT);
     assert_int_equal(ns_tool_try_c(python, &err), NS_REJECT);
     assert_int_equal(ns_tool_try_python(cc, &err), NS_REJECT);
+    /* One that lies where no programs lie. */
+    snprintf(command, sizeof(command), "cp %s %s", python, elsewhere);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(ns_tool_try_python(elsewhere, &err), NS_OK);
+    unlink(elsewhere);
 }
 
 int
