@@ -136,8 +136,9 @@ bench-now: all $B/bench/connectors $B/bench/checkpoints $B/bench/nightshiftd $B/
 	$Qscripts/fetch-kafka.sh build/kafka
 	$Q$B/bench/connectors $B
 	$Q$B/bench/checkpoints $B
-	$Qbench/plan.sh $B
+	$Qbench/documents.py $B
 	$Qbench/run.sh $B
+	$Qbench/plan.sh $B
 fuzz-now: $(FUZZ)
 	$Qscripts/fuzz.sh $(FUZZ_S) $(FUZZ)
 
