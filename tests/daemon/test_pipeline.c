@@ -18,11 +18,11 @@
 #include "daemon/pipeline.h"
 #include "daemon/work.h"
 
-enum { MAX_JOBS = 400, BLOCK = 16, MAX_RUNNING = 8 };
+enum { MAX_JOBS = 400, BLOCK = 16, MAX_RUNNING = 8, DRAWN = 1 << 20 };
 
 /* What the engine does with a job, by its seed. */
 enum script { RUNS = 1, NEVER_FITS, TROUBLE_ONCE, BAD_CALL, BREAKS, SLOW,
-              KILLS, HANGS };
+              KILLS, HANGS, FAILS };
 
 /* --- the engine -------------------------------------------------------- */
 
@@ -40,6 +40,8 @@ struct ns_engine {
     size_t n_events, next_event;
     _Atomic int n_passes, most_running, trouble_left, n_alone_broken;
     _Atomic uint32_t n_resumed_blocks;
+    _Atomic int n_nodes; /* of texts in parts, told by the seed they are given */
+    enum script nodes;   /* what it does with those */
 };
 
 static char revision[] = "fake 1";
@@ -114,6 +116,14 @@ ns_engine_check(const struct ns_engine *engine,
     return NS_OK;
 }
 
+/* What it does with the request. */
+static enum script
+script_of(const struct ns_engine *engine, const struct ns_request *request)
+{
+    return request->seed > DRAWN ? engine->nodes
+                                 : (enum script)request->seed;
+}
+
 static int
 count_running(const struct ns_engine *engine)
 {
@@ -168,6 +178,7 @@ ns_engine_submit(struct ns_engine *engine, const struct ns_request *request,
     for (uint32_t i = 0; i < request->n_resume; i++)
         running->tokens[i] = request->resume[i];
     atomic_fetch_add(&engine->n_resumed_blocks, request->resume_blocks);
+    atomic_fetch_add(&engine->n_nodes, request->seed > DRAWN);
     if (count_running(engine) > engine->most_running)
         engine->most_running = count_running(engine);
     return NS_OK;
@@ -190,7 +201,13 @@ advance(struct ns_engine *engine, struct running *running)
     struct ns_event *event;
     uint32_t n = request->max_tokens - running->n_done;
 
-    if (request->seed == TROUBLE_ONCE &&
+    if (script_of(engine, request) == FAILS) {
+        event = say(engine, NS_EVENT_FAILED, running);
+        ns_refuse(&event->error, "over_memory", NULL, "too much");
+        drop(running);
+        return;
+    }
+    if (script_of(engine, request) == TROUBLE_ONCE &&
         atomic_fetch_sub(&engine->trouble_left, 1) > 0) {
         event = say(engine, NS_EVENT_FAILED, running);
         ns_fail(&event->error, NS_RETRY, "not now");
@@ -201,7 +218,7 @@ advance(struct ns_engine *engine, struct running *running)
     /* A token tells its place and its seed, so that a hole would show. */
     for (uint32_t i = 0; i < n; i++)
         running->tokens[running->n_done + i] =
-            (int32_t)(request->seed * 1000 + running->n_done + i);
+            (int32_t)(request->seed % DRAWN * 1000 + running->n_done + i);
     if (n > 0) { /* a resumed job may have had its last block */
         event = say(engine, NS_EVENT_BLOCK, running);
         event->block = running->n_blocks++;
@@ -241,7 +258,7 @@ ns_engine_pass(struct ns_engine *engine, struct ns_pass_report *report,
             return ns_fail(err, NS_FATAL, "the card fell off");
         if (engine->running[i].request.seed == KILLS)
             _exit(86); /* the process is gone, as by a wild pointer */
-        if (engine->running[i].request.seed == SLOW)
+        if (script_of(engine, &engine->running[i].request) == SLOW)
             usleep(2000);
         if (engine->running[i].request.seed == HANGS)
             usleep(400000);
@@ -292,7 +309,7 @@ destroy_engine(struct ns_engine *engine)
 /* --- source and store -------------------------------------------------- */
 
 struct job_row { /* what the world knows of one job */
-    char json[600];
+    char json[5000];
     const char *id;
     int n_handed_out, n_acknowledged;
     int n_rows;
@@ -302,8 +319,8 @@ struct job_row { /* what the world knows of one job */
     uint32_t stalls, blocks_seen;
     bool held;
     uint64_t fence;
-    uint32_t n_blocks, block_tokens[64];
-    int32_t tokens[1024];
+    uint32_t n_blocks, block_tokens[128];
+    int32_t tokens[4096];
     uint32_t n_tokens;
 };
 
@@ -676,6 +693,22 @@ add_job(struct world *world, const char *id, uint64_t seed,
              "}}",
              id, (int)seed, max_tokens, ours);
     row->id = id;
+    return row;
+}
+
+/* A text in parts of 128 tokens. */
+static struct job_row *
+add_text(struct world *world, const char *id, uint64_t seed)
+{
+    struct job_row *row = add_job(world, id, seed, 40,
+                                  ",\"nightshift\":{\"task\":{\"type\":"
+                                  "\"summarize\",\"chunk_tokens\":128}}");
+    char *hello = strstr(row->json, "hello"), rest[500];
+
+    snprintf(rest, sizeof(rest), "%s", hello + 5);
+    for (int i = 0; i < 60; i++)
+        hello += sprintf(hello, "Sentence %d says what it says. ", i);
+    strcpy(hello, rest);
     return row;
 }
 
@@ -1174,6 +1207,127 @@ intake_waits_while_the_window_is_full_of_bytes(void **state)
     destroy_engine(engine);
 }
 
+static void
+assert_idle(const struct ns_engine *engine)
+{
+    for (int i = 0; i < MAX_RUNNING; i++)
+        assert_int_equal(engine->running[i].request.id, 0);
+}
+
+/* More parts than the engine holds at a time, beside jobs without. */
+static void
+texts_in_parts_run_beside_other_jobs_and_each_has_one_row(void **state)
+{
+    static const char *const ids[] = { "a", "b", "c", "d", "e", "f", "g", "h" };
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+
+    (void)state;
+    engine->nodes = RUNS;
+    for (int i = 0; i < 8; i++)
+        if (i % 2)
+            add_job(world, ids[i], RUNS, 40, "");
+        else
+            add_text(world, ids[i], RUNS);
+    run_all(world, engine);
+    assert_true(engine->n_nodes > 4 * MAX_RUNNING);
+    assert_int_equal(engine->most_running, MAX_RUNNING);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(world->job[i].n_rows, 1);
+        assert_int_equal(world->job[i].n_acknowledged, 1);
+        assert_string_equal(world->job[i].status, "ok");
+        assert_string_equal(world->job[i].content, "an answer");
+    }
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
+/* Whatever ends a text in parts ends all of its parts. */
+static void
+parts_end_with_their_text(void **state)
+{
+    static const struct {
+        const char *id;
+        enum script nodes;
+        const char *status, *code;
+        int n_own_fault;
+    } ends[] = {
+        { "failed", FAILS, "failed", "over_memory", 0 },
+        { "cancelled", SLOW, "cancelled", "cancelled", 0 },
+        { "overtaken", SLOW, "", "", 0 },
+        { "trouble", TROUBLE_ONCE, "ok", "", 1 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        struct world *world = make_world();
+        struct ns_engine *engine = make_engine();
+        struct job_row *text = add_text(world, ends[i].id, RUNS);
+        struct job_row *other = add_job(world, "other", RUNS, 40, "");
+
+        engine->nodes = ends[i].nodes;
+        engine->trouble_left = 1;
+        world->cancel_id = "cancelled";
+        run_all(world, engine);
+        assert_string_equal(text->status, ends[i].status);
+        assert_string_equal(text->code, ends[i].code);
+        assert_int_equal(text->n_rows, 1);
+        assert_int_equal(text->n_acknowledged, 1);
+        assert_int_equal(text->n_own_fault, ends[i].n_own_fault);
+        assert_string_equal(other->status, "ok");
+        reap(engine);
+        assert_idle(engine);
+        destroy_world(world);
+        destroy_engine(engine);
+    }
+}
+
+/* Stopped again and again in the midst of its parts: none that was done is made
+ * again. */
+static void
+a_stop_keeps_the_parts_that_are_done(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct job_row *text = add_text(world, "text", RUNS);
+    int n_nodes, n_starts = 0;
+
+    (void)state;
+    engine->nodes = RUNS;
+    run_all(world, engine);
+    n_nodes = engine->n_nodes;
+    assert_string_equal(text->status, "ok");
+    assert_true(n_nodes > MAX_RUNNING);
+    *text = (struct job_row){ 0 };
+    world->n_jobs = world->next = 0;
+    add_text(world, "text", RUNS);
+    engine->nodes = SLOW;
+    engine->n_nodes = 0;
+    while (text->n_rows == 0) {
+        struct ns_pipeline *pipeline = start(world, engine, 4);
+        int wait_ms, n_passes = engine->n_passes;
+
+        assert_true(++n_starts <= n_nodes + 3);
+        while (ns_pipeline_turn(pipeline, &wait_ms)) {
+            if (engine->n_passes > n_passes + 4)
+                ns_pipeline_stop(pipeline, 0);
+            usleep(200);
+        }
+        ns_pipeline_destroy(pipeline);
+        reap(engine);
+        assert_idle(engine);
+        world->next = 0;
+    }
+    assert_true(n_starts > 2);
+    assert_string_equal(text->status, "ok");
+    assert_string_equal(text->content, "an answer");
+    /* Of each start at most what ran when it was stopped was in vain. */
+    assert_true(engine->n_nodes >= n_nodes);
+    assert_true(engine->n_nodes <= n_nodes + (n_starts - 1) * MAX_RUNNING);
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
 int
 main(void)
 {
@@ -1201,6 +1355,10 @@ main(void)
         cmocka_unit_test(a_pass_that_hangs_is_not_healthy),
         cmocka_unit_test(what_moved_away_before_it_was_claimed_is_not_begun),
         cmocka_unit_test(intake_waits_while_the_window_is_full_of_bytes),
+        cmocka_unit_test(
+            texts_in_parts_run_beside_other_jobs_and_each_has_one_row),
+        cmocka_unit_test(parts_end_with_their_text),
+        cmocka_unit_test(a_stop_keeps_the_parts_that_are_done),
     };
 
     ns_log_set_level(NS_LOG_ERROR);
