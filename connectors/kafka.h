@@ -71,6 +71,16 @@ enum ns_status ns_kafka_source_open(const struct ns_kafka_options *options,
                                     struct ns_error *err);
 struct ns_source *ns_kafka_source(struct ns_kafka_source *kafka);
 
+/* One of ours. Lag and age as in struct ns_kafka_state, of it alone. */
+struct ns_kafka_partition {
+    char topic[250]; /* Kafka's longest is 249 */
+    int32_t id;
+    uint64_t lag;
+    int64_t head_ms;
+};
+
+enum { NS_KAFKA_SHOWN = 64 }; /* bounds what a scrape may grow to */
+
 struct ns_kafka_state {
     bool ready;   /* in the group, every topic there, brokers in reach */
     bool reached; /* a broker has answered, and not all are down since */
@@ -82,6 +92,10 @@ struct ns_kafka_state {
     uint64_t gap;          /* messages that retention took before we read them */
     uint64_t rebalances, commits, commit_failures, rewinds;
     const char *trouble; /* why it is not ready; NULL. Until the next poll */
+
+    /* The first of ours, in the order in which they were first taken. */
+    struct ns_kafka_partition shown[NS_KAFKA_SHOWN];
+    uint32_t n_shown;
 };
 struct ns_kafka_state
 ns_kafka_source_state(const struct ns_kafka_source *kafka);

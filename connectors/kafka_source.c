@@ -718,6 +718,27 @@ owns(const struct ns_source *source, struct ns_position position)
     return owned((const struct ns_kafka_source *)source, position) != NULL;
 }
 
+/* Asks nobody: the log's end is what the last fetch told. */
+static struct ns_kafka_partition
+look_at(const struct ns_kafka_source *kafka, const struct partition *partition)
+{
+    struct ns_kafka_partition out = { .id = partition->id };
+    int64_t low, high, at = partition->stored;
+
+    snprintf(out.topic, sizeof(out.topic), "%s", partition->topic);
+    if (partition->ledger) {
+        at = (int64_t)ns_ledger_watermark(partition->ledger);
+        if (ns_ledger_in_flight(partition->ledger) > 0)
+            out.head_ms = ns_kafka_now_ms() - partition->head_since_ms;
+    }
+    if (at >= 0 &&
+        rd_kafka_get_watermark_offsets(kafka->client, partition->topic,
+                                       partition->id, &low, &high) ==
+            RD_KAFKA_RESP_ERR_NO_ERROR && high > at)
+        out.lag = (uint64_t)(high - at);
+    return out;
+}
+
 struct ns_kafka_state
 ns_kafka_source_state(const struct ns_kafka_source *kafka)
 {
@@ -731,27 +752,19 @@ ns_kafka_source_state(const struct ns_kafka_source *kafka)
         .rewinds = kafka->rewinds,
         .trouble = kafka->trouble ? kafka->trouble_text : NULL,
     };
-    int64_t now_ms = ns_kafka_now_ms();
 
     for (uint32_t i = 0; i < kafka->n_partitions; i++) {
-        const struct partition *partition = kafka->partition[i];
-        int64_t low, high, at;
+        struct ns_kafka_partition one;
 
-        if (!partition->queue)
+        if (!kafka->partition[i]->queue)
             continue;
+        one = look_at(kafka, kafka->partition[i]);
         state.n_partitions++;
-        if (partition->ledger && ns_ledger_in_flight(partition->ledger) > 0 &&
-            now_ms - partition->head_since_ms > state.head_ms)
-            state.head_ms = now_ms - partition->head_since_ms;
-        at = partition->ledger
-                 ? (int64_t)ns_ledger_watermark(partition->ledger)
-                 : partition->stored;
-        /* What the last fetch told; asks nobody. */
-        if (at >= 0 &&
-            rd_kafka_get_watermark_offsets(kafka->client, partition->topic,
-                                           partition->id, &low, &high) ==
-                RD_KAFKA_RESP_ERR_NO_ERROR && high > at)
-            state.lag += (uint64_t)(high - at);
+        state.lag += one.lag;
+        if (one.head_ms > state.head_ms)
+            state.head_ms = one.head_ms;
+        if (state.n_shown < NS_KAFKA_SHOWN)
+            state.shown[state.n_shown++] = one;
     }
     if (!kafka->joined && !state.trouble)
         state.trouble = "not in the group yet";

@@ -122,12 +122,7 @@ about(const struct ns_http *http, const struct view *view)
         .start_unix_s = http->start_unix_ms / 1000,
         .ready = view->ready,
         .healthy = view->healthy,
-        .has_kafka = state->has_kafka,
-        .kafka_lag = state->kafka_lag,
-        .kafka_gap = state->kafka_gap,
-        .kafka_rebalances = state->kafka_rebalances,
-        .kafka_head_ms = state->kafka_head_ms,
-        .kafka_partitions = state->kafka_partitions,
+        .kafka = state->has_kafka ? &state->kafka : NULL,
     };
 }
 
@@ -235,7 +230,7 @@ write_status(struct ns_http *http, struct ns_buf *out)
     ns_buf_text(out, "}");
     if (view.state.has_kafka)
         ns_buf_printf(out, ",\"lag\":%" PRIu64 ",\"head_ms\":%" PRId64,
-                      view.state.kafka_lag, view.state.kafka_head_ms);
+                      view.state.kafka.lag, view.state.kafka.head_ms);
     ns_buf_text(out, ",\"jobs\":");
     if (http->options.board)
         ns_board_write(http->options.board, out);

@@ -52,9 +52,7 @@ struct ns_http_state { /* what the event loop knows */
     bool healthy;
     const char *model, *model_revision; /* borrowed until close; or NULL */
     bool has_kafka;
-    uint64_t kafka_lag, kafka_gap, kafka_rebalances;
-    int64_t kafka_head_ms; /* as of struct ns_kafka_state */
-    uint32_t kafka_partitions;
+    struct ns_kafka_state kafka; /* without the trouble */
 };
 
 struct ns_http;

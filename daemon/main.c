@@ -125,18 +125,13 @@ publish(struct nightshiftd *d, enum ns_http_phase phase)
         .model = d->model_name,
         .model_revision = ns_engine_model(d->engine)->revision,
     };
-    struct ns_kafka_state kafka;
 
     if (!d->http)
         return;
     if (d->ends.kafka) {
-        kafka = ns_kafka_source_state(d->ends.kafka);
         state.has_kafka = true;
-        state.kafka_lag = kafka.lag;
-        state.kafka_head_ms = kafka.head_ms;
-        state.kafka_gap = kafka.gap;
-        state.kafka_rebalances = kafka.rebalances;
-        state.kafka_partitions = kafka.n_partitions;
+        state.kafka = ns_kafka_source_state(d->ends.kafka);
+        state.kafka.trouble = NULL; /* does not live long enough */
     }
     ns_http_publish(d->http, &state);
 }

@@ -274,22 +274,46 @@ write_about(const struct ns_metrics_about *about, struct ns_buf *out)
     line(out, "healthy", "gauge",
          "Whether every thread moves in its time, as /healthz says.",
          about->healthy);
-    if (!about->has_kafka)
-        return;
+}
+
+/* A series is of a partition, so that an alert can say which. */
+static void
+of_partition(struct ns_buf *out, const char *name,
+             const struct ns_kafka_partition *partition)
+{
+    ns_buf_printf(out, "nightshift_%s{topic=\"", name);
+    escaped(out, partition->topic);
+    ns_buf_printf(out, "\",partition=\"%" PRId32 "\"} ", partition->id);
+}
+
+static void
+write_kafka(const struct ns_kafka_state *kafka, struct ns_buf *out)
+{
     line(out, "kafka_lag_messages", "gauge",
-         "Messages of our partitions that are not acknowledged.",
-         about->kafka_lag);
+         "Messages of our partitions that are not acknowledged.", kafka->lag);
     head(out, "kafka_head_age_seconds", "gauge",
          "Longest time that one unfinished message has held up its partition.");
     ns_buf_printf(out, "nightshift_kafka_head_age_seconds %.3f\n",
-                  (double)about->kafka_head_ms / 1e3);
+                  (double)kafka->head_ms / 1e3);
     line(out, "kafka_partitions", "gauge", "Partitions assigned to us.",
-         about->kafka_partitions);
+         kafka->n_partitions);
     line(out, "kafka_lost_messages_total", "counter",
          "Messages that retention removed before they were read.",
-         about->kafka_gap);
+         kafka->gap);
     line(out, "kafka_rebalances_total", "counter",
-         "Assignments of partitions received.", about->kafka_rebalances);
+         "Assignments of partitions received.", kafka->rebalances);
+    head(out, "kafka_partition_lag_messages", "gauge",
+         "kafka_lag_messages by partition, of the first 64.");
+    for (uint32_t i = 0; i < kafka->n_shown; i++) {
+        of_partition(out, "kafka_partition_lag_messages", &kafka->shown[i]);
+        ns_buf_printf(out, "%" PRIu64 "\n", kafka->shown[i].lag);
+    }
+    head(out, "kafka_partition_head_age_seconds", "gauge",
+         "kafka_head_age_seconds by partition, of the first 64.");
+    for (uint32_t i = 0; i < kafka->n_shown; i++) {
+        of_partition(out, "kafka_partition_head_age_seconds", &kafka->shown[i]);
+        ns_buf_printf(out, "%.3f\n", (double)kafka->shown[i].head_ms / 1e3);
+    }
 }
 
 static void
@@ -407,6 +431,8 @@ ns_metrics_write(const struct ns_metrics *metrics,
                  const struct ns_metrics_about *about, struct ns_buf *out)
 {
     write_about(about, out);
+    if (about->kafka)
+        write_kafka(about->kafka, out);
     write_jobs(metrics, out);
     write_engine(metrics, out);
 }

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "connectors/kafka.h"
 #include "connectors/result.h"
 #include "engine/engine.h"
 
@@ -81,10 +82,7 @@ struct ns_metrics_about {
     const char *version, *model, *model_revision; /* NULL before it is known */
     int64_t start_unix_s;
     bool ready, healthy;
-    bool has_kafka; /* else those below are left out */
-    uint64_t kafka_lag, kafka_gap, kafka_rebalances;
-    int64_t kafka_head_ms;
-    uint32_t kafka_partitions;
+    const struct ns_kafka_state *kafka; /* NULL: the source is another */
 };
 
 /* Appends the text format 0.0.4 to `out`. */

@@ -181,6 +181,10 @@ what_is_stored_is_the_lowest_offset_that_is_not_done(void **state)
     acknowledge(kafka, at[4]); /* twice moves nothing */
     assert_int_equal(state_of(kafka).in_flight, 3);
     assert_int_equal(state_of(kafka).lag, 4);
+    assert_int_equal(state_of(kafka).n_shown, 1);
+    assert_string_equal(state_of(kafka).shown[0].topic, "order");
+    assert_int_equal(state_of(kafka).shown[0].id, 0);
+    assert_int_equal(state_of(kafka).shown[0].lag, 4);
     UNTIL(kafka, state_of(kafka).commits == 1);
     assert_int_equal(group_offset(&broker, "order", "order", 0), 2);
     acknowledge(kafka, at[3]);

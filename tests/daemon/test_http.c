@@ -190,6 +190,13 @@ count_something(void)
 static void
 every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
 {
+    static const struct ns_kafka_state kafka = {
+        .lag = 77,
+        .head_ms = 61500,
+        .shown = { { .topic = "jobs", .id = 3, .lag = 70 },
+                   { .topic = "jobs", .id = 4, .lag = 7, .head_ms = 61500 } },
+        .n_shown = 2,
+    };
     struct ns_http *http = open_server(0, 0);
     char *answer;
 
@@ -241,12 +248,17 @@ every_metric_has_help_a_type_and_numbers_that_are_right(void **state)
     free(answer);
 
     ns_http_publish(http, &(struct ns_http_state){ .has_kafka = true,
-                                                   .kafka_lag = 77,
-                                                   .kafka_head_ms = 61500 });
+                                                   .kafka = kafka });
     answer = ask(ns_http_port(http), "GET", "/metrics");
     check_metrics(body_of(answer));
     assert_true(has_line(answer, "nightshift_kafka_lag_messages 77"));
     assert_true(has_line(answer, "nightshift_kafka_head_age_seconds 61.500"));
+    assert_true(has_line(answer, "nightshift_kafka_partition_lag_messages"
+                                 "{topic=\"jobs\",partition=\"3\"} 70"));
+    assert_true(has_line(answer, "nightshift_kafka_partition_lag_messages"
+                                 "{topic=\"jobs\",partition=\"4\"} 7"));
+    assert_true(has_line(answer, "nightshift_kafka_partition_head_age_seconds"
+                                 "{topic=\"jobs\",partition=\"4\"} 61.500"));
     free(answer);
     ns_http_close(http);
 }

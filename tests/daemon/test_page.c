@@ -103,7 +103,8 @@ setup(void **state)
                                        .silent_ms = 10 * BROWSER_MS };
     struct ns_http_state so = { .phase = NS_HTTP_WORKING, .healthy = true,
                                 .model = "a <b>model</b>", .has_kafka = true,
-                                .kafka_lag = 12345, .kafka_head_ms = 240000 };
+                                .kafka = { .lag = 12345,
+                                           .head_ms = 240000 } };
     struct ns_error err;
     int failed = make_folder(state);
 
