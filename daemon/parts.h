@@ -43,6 +43,7 @@ struct ns_parts {
 
     /* Engine thread. */
     struct ns_work **child; /* [n]: running or waiting; NULL: over */
+    bool is_begun;
     uint32_t prompt_tokens, cached_tokens, completion_tokens; /* of nodes */
 };
 

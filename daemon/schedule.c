@@ -514,13 +514,24 @@ add_pending(struct schedule *schedule, struct ns_work *work)
     return false;
 }
 
+/* A job in parts began with the first of them, not with each of its rounds. */
+static void
+note_begin(struct ns_work *work)
+{
+    work->checkpoint_ms = ns_now_ms();
+    if (!work->parts || !work->parts->is_begun)
+        work->submitted_ms = work->checkpoint_ms;
+    if (work->parts)
+        work->parts->is_begun = true;
+}
+
 /* A round's nodes wait for the engine as jobs do, side by side. */
 static void
 spread(struct schedule *schedule, struct ns_work *parent)
 {
     struct ns_parts *parts = parent->parts;
 
-    parent->submitted_ms = parent->checkpoint_ms = ns_now_ms();
+    note_begin(parent);
     for (uint32_t i = 0; i < parts->n; i++) {
         struct ns_work *node = calloc(1, sizeof(*node));
 
@@ -640,7 +651,7 @@ submit(struct schedule *schedule, struct ns_work *work)
     case NS_OK:
         schedule->next_id++;
         schedule->alone = work->claim.stalls >= NS_ALONE_FROM;
-        work->submitted_ms = work->checkpoint_ms = ns_now_ms();
+        note_begin(work);
         work->n_blocks = work->request.resume_blocks;
         work->next = schedule->running;
         schedule->running = work;

@@ -77,6 +77,10 @@ def main():
         # The document leads, so that jobs on it share a prefix.
         lines.append(line(custom_id, text.strip() + "\n\n" + task,
                           max_tokens))
+    text = (HERE / "texts" / "xz-manual.txt").read_text(encoding="utf-8")
+    lines.append(line("xz-manual-in-parts", text.strip(), 512,
+                      nightshift={"task": {"type": "summarize",
+                                           "chunk_tokens": 2048}}))
     for custom_id, task in CODE:
         lines.append(line(custom_id, task, 256,
                           nightshift={"task": "code"}))
