@@ -262,6 +262,25 @@ a_file_is_answered_in_rows_once_however_often_it_comes(void **state)
                             " attempt > 1"), 0);
 }
 
+/* A server that is away is waited for; one that says no is a person's. */
+static void
+a_role_that_is_refused_ends_the_daemon_and_says_why(void **state)
+{
+    char conninfo[160];
+    const char *const argv[] = { "nightshiftd", "--spool", spool, "--model",
+                                 program_model, "--set", conninfo, NULL };
+
+    (void)state;
+    new_spool("refused");
+    drop_file("a.jsonl");
+    snprintf(conninfo, sizeof(conninfo), "postgres.conninfo=host=127.0.0.1 "
+             "port=%d user=nobody_of_ours dbname=postgres", pg_server.port);
+    assert_int_equal(wait_for(spawn(argv, in_folder("r.out"),
+                                    in_folder("r.err")), LIMIT_MS), 78);
+    assert_true(file_says(in_folder("r.err"), "nobody_of_ours"));
+    assert_false(exists(in_spool("done/a.jsonl")));
+}
+
 static void
 a_daemon_killed_again_and_again_answers_each_job_once(void **state)
 {
@@ -317,6 +336,7 @@ main(void)
         cmocka_unit_test(
             an_older_schema_is_brought_to_this_one_with_what_it_holds),
         cmocka_unit_test(a_file_is_answered_in_rows_once_however_often_it_comes),
+        cmocka_unit_test(a_role_that_is_refused_ends_the_daemon_and_says_why),
         cmocka_unit_test(a_daemon_killed_again_and_again_answers_each_job_once),
         cmocka_unit_test(a_server_that_is_away_for_a_while_costs_nothing),
     };

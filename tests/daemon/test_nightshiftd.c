@@ -164,6 +164,29 @@ a_drain_without_time_keeps_blocks_and_loses_nothing(void **state)
     assert_same_answers(in_spool("out/a.jsonl"), &reference, N_JOBS);
 }
 
+/* Both wait for a process that stands still, so that no drain can end between. */
+static void
+a_second_sigterm_ends_at_once_and_loses_nothing(void **state)
+{
+    pid_t pid;
+
+    (void)state;
+    new_spool();
+    drop_file("a.jsonl");
+    pid = start_ready("--set", "daemon.drain=10m");
+    wait_until_exists(in_spool("out/a.jsonl.part"));
+    kill(pid, SIGSTOP);
+    kill(pid, SIGTERM);
+    kill(pid, SIGINT);
+    kill(pid, SIGCONT);
+    assert_int_equal(wait_for(pid, LIMIT_MS), 75);
+    assert_false(exists(in_spool("out/a.jsonl")));
+    pid = start_ready(NULL, NULL);
+    wait_until_exists(in_spool("out/a.jsonl"));
+    stop_daemon(pid);
+    assert_same_answers(in_spool("out/a.jsonl"), &reference, N_JOBS);
+}
+
 /* Bytes of results that stand in out/. */
 static int64_t
 bytes_out(void)
@@ -362,6 +385,7 @@ main(void)
         cmocka_unit_test(
             sigterm_drains_what_runs_and_the_next_start_finishes_the_file),
         cmocka_unit_test(a_drain_without_time_keeps_blocks_and_loses_nothing),
+        cmocka_unit_test(a_second_sigterm_ends_at_once_and_loses_nothing),
         cmocka_unit_test(killed_again_and_again_each_job_is_answered_once),
         cmocka_unit_test(
             a_second_daemon_on_the_spool_is_refused_and_the_first_unharmed),
