@@ -38,7 +38,7 @@ struct lab {
 static const struct ns_backend_sizes lab_sizes = {
     .n_rows = 512, .n_head_rows = 320, .hidden = 640, .vocab = 4096,
     .n_heads = 8, .n_kv_heads = 8, .head_dim = 512,
-    .n_experts = 32, .top_k = 8, .expert_dim = 256,
+    .n_experts = 32, .top_k = 8, .expert_dim = 256, .n_patches = 1100,
 };
 
 /* False if the machine lacks `isa`. */

@@ -229,6 +229,68 @@ every_patch_sees_its_own_picture_and_no_other(void **state)
     on_every_isa(check_pictures_apart);
 }
 
+/* So many rows go through in larger blocks, of which the last is not full.
+ * With its query a row takes its bits along, from block to block. */
+static void
+check_long_picture(struct lab *lab)
+{
+    enum { ROWS = 1100 };
+    struct ns_rows q[2], out[2], k = lab_rows(lab, ROWS, D);
+    struct ns_rows v = lab_rows(lab, ROWS, D);
+    int32_t *zero = lab_take(lab, ROWS * sizeof(int32_t));
+    struct ns_segment segment = { .n_rows = ROWS, .kind = NS_SEGMENT_CANVAS };
+    struct ns_pass pass = { .n_rows = ROWS, .n_segments = 1,
+                            .segments = &segment, .hi = zero };
+    uint64_t seed = 23;
+
+    for (int turn = 0; turn < 2; turn++) {
+        q[turn] = lab_rows(lab, ROWS, D);
+        out[turn] = lab_rows(lab, ROWS, D);
+    }
+    fill(q[0], &seed, 1);
+    fill(k, &seed, 1);
+    fill(v, &seed, 1);
+    for (uint32_t i = 0; i < ROWS; i++)
+        memcpy(row(q[1], i), row(q[0], ROWS - 1 - i), D * sizeof(float));
+    for (int turn = 0; turn < 2; turn++) {
+        struct ns_attention args = {
+            .out = out[turn], .q = q[turn], .k = k, .v = v, .n_heads = 1,
+            .kv = { .n_kv_heads = 1, .head_dim = D, .n_rotated = D / 2 },
+            .lo = zero,
+        };
+
+        lab->ops->attention(lab->be, &pass, &args);
+        lab_sync(lab);
+        assert_gaps_whole(out[turn]);
+    }
+    for (uint32_t i = 0; i < ROWS; i++)
+        assert_memory_equal(row(out[0], i), row(out[1], ROWS - 1 - i),
+                            D * sizeof(float));
+    for (uint32_t i = 0; i < ROWS; i += 91) {
+        double sum = 0, value[D] = { 0 };
+
+        for (uint32_t at = 0; at < ROWS; at++) {
+            double score = 0;
+
+            for (uint32_t d = 0; d < D; d++)
+                score += (double)row(q[0], i)[d] * (double)row(k, at)[d];
+            sum += exp(score);
+            for (uint32_t d = 0; d < D; d++)
+                value[d] += exp(score) * (double)row(v, at)[d];
+        }
+        for (uint32_t d = 0; d < D; d++)
+            assert_true(fabs((double)row(out[0], i)[d] - value[d] / sum) <
+                        1e-4);
+    }
+}
+
+static void
+a_row_of_a_large_picture_has_its_bits_in_any_block(void **state)
+{
+    (void)state;
+    on_every_isa(check_long_picture);
+}
+
 static void
 check_limits(struct lab *lab)
 {
@@ -284,6 +346,7 @@ main(void)
         cmocka_unit_test(heads_are_normed_and_turned_by_both_places),
         cmocka_unit_test(places_are_added_and_squares_pooled),
         cmocka_unit_test(every_patch_sees_its_own_picture_and_no_other),
+        cmocka_unit_test(a_row_of_a_large_picture_has_its_bits_in_any_block),
         cmocka_unit_test(rows_are_held_between_limits_and_gated),
     };
 
