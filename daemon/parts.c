@@ -17,38 +17,61 @@ no_memory(struct ns_error *err)
 
 /* ---- which jobs ---------------------------------------------------------- */
 
-/* The text to be split: the longest of the one user message. Its place in
- * `messages`; false when there is no such place. */
-static bool
-find_text(const json_t *messages, size_t *message, size_t *part)
-{
-    size_t n_users = 0, longest = 0;
+/* Texts that are no instruction but something to summarise. */
+struct texts {
+    size_t message; /* the one of the user */
+    json_t *holder[NS_PARTS_TEXTS];
+    size_t n, length; /* of all */
+    const char *key;  /* of a text in its holder */
+};
 
-    *part = SIZE_MAX;
+/* The longest text of the one user message and, if there are `part_tokens`, all
+ * that are of about a quarter of a part or more. False: nothing can be split. */
+static bool
+find_texts(const json_t *messages, uint32_t part_tokens, struct texts *out)
+{
+    size_t n_users = 0, longest = 0, least;
+    json_t *content = NULL, *message = NULL;
+
+    memset(out, 0, sizeof(*out));
     for (size_t i = 0; i < json_array_size(messages); i++) {
-        const json_t *one = json_array_get(messages, i), *content;
+        json_t *one = json_array_get(messages, i);
         const char *role = json_string_value(json_object_get(one, "role"));
 
         if (!role || strcmp(role, "system") == 0 ||
             strcmp(role, "developer") == 0)
             continue;
-        content = json_object_get(one, "content");
         if (strcmp(role, "user") != 0 || n_users++ > 0)
             return false;
-        *message = i;
-        if (json_is_string(content))
-            longest = json_string_length(content);
-        for (size_t p = 0; p < json_array_size(content); p++) {
-            const json_t *text =
-                json_object_get(json_array_get(content, p), "text");
+        out->message = i;
+        message = one;
+        content = json_object_get(one, "content");
+    }
+    out->key = json_is_string(content) ? "content" : "text";
+    if (json_is_string(content)) {
+        out->holder[0] = message;
+        out->length = json_string_length(content);
+        out->n = 1;
+        return out->length > 0;
+    }
+    for (size_t p = 0; p < json_array_size(content); p++) {
+        const json_t *text = json_object_get(json_array_get(content, p),
+                                             "text");
 
-            if (!json_is_string(text)) /* not a text */
-                return false;
-            if (json_string_length(text) > longest) {
-                longest = json_string_length(text);
-                *part = p;
-            }
-        }
+        if (!json_is_string(text))
+            return false;
+        if (json_string_length(text) > longest)
+            longest = json_string_length(text);
+    }
+    least = part_tokens > 0 && part_tokens < longest ? part_tokens : longest;
+    for (size_t p = 0; p < json_array_size(content); p++) {
+        json_t *one = json_array_get(content, p);
+        size_t length = json_string_length(json_object_get(one, "text"));
+
+        if (length < least || out->n == NS_PARTS_TEXTS)
+            continue;
+        out->holder[out->n++] = one;
+        out->length += length;
     }
     return longest > 0;
 }
@@ -61,12 +84,12 @@ is_wanted(const struct ns_job *job, const struct ns_config *config,
                         ? ns_request_max_tokens(config, (uint32_t)n_prompt,
                                                 mode, job->canvas_length)
                         : 0;
-    size_t message, part;
+    struct texts texts;
     bool fits = room > 0 && (!job->has_max_tokens || job->max_tokens <= room);
 
     if (job->task != NS_JOB_TASK_SUMMARIZE || job->n_images > 0 ||
         job->tools || job->thinking || job->draft ||
-        !find_text(job->messages, &message, &part))
+        !find_texts(job->messages, 0, &texts))
         return false;
     return !fits || (limit > 0 && n_prompt > limit);
 }
@@ -99,34 +122,46 @@ size_of_part(const struct ns_job *job, const struct ns_config *config,
 
 /* ---- the tree and what is known of it ------------------------------------- */
 
+/* Copies the messages and joins the texts. The first one's place is that of what
+ * a node reads; the others are taken out. */
 static enum ns_status
 take_messages(struct ns_parts *parts, const struct ns_job *job,
-              struct ns_error *err)
+              uint32_t part_tokens, struct ns_error *err)
 {
-    json_t *text, *message;
-    size_t at, part;
+    struct texts texts;
+    json_t *content;
     const char *system;
 
     parts->messages = json_deep_copy(job->messages);
     if (!parts->messages)
         return no_memory(err);
-    if (!find_text(parts->messages, &at, &part))
+    if (!find_texts(parts->messages, part_tokens, &texts))
         return ns_fail(err, NS_FATAL, "a summary without a text");
     parts->system = json_array_get(parts->messages, 0);
-    message = json_array_get(parts->messages, at);
-    parts->key = part == SIZE_MAX ? "content" : "text";
-    parts->holder =
-        part == SIZE_MAX
-            ? message
-            : json_array_get(json_object_get(message, "content"), part);
-    text = json_object_get(parts->holder, parts->key);
-    parts->length = json_string_length(text);
-    parts->text = malloc(parts->length + 1);
+    parts->key = texts.key;
+    parts->holder = texts.holder[0];
+    parts->text = malloc(texts.length + 1);
     system = json_string_value(json_object_get(parts->system, "content"));
     parts->instruction = strdup(system ? system : "");
     if (!parts->text || !parts->instruction)
         return no_memory(err);
-    memcpy(parts->text, json_string_value(text), parts->length + 1);
+    for (size_t i = 0; i < texts.n; i++) {
+        const json_t *text = json_object_get(texts.holder[i], texts.key);
+
+        memcpy(parts->text + parts->length, json_string_value(text),
+               json_string_length(text));
+        parts->length += json_string_length(text);
+        parts->end[parts->n_texts++] = parts->length;
+    }
+    parts->text[parts->length] = '\0';
+    content = json_object_get(json_array_get(parts->messages, texts.message),
+                              "content");
+    for (size_t p = json_array_size(content); p-- > 0;)
+        for (size_t i = 1; i < texts.n; i++)
+            if (json_array_get(content, p) == texts.holder[i]) {
+                json_array_remove(content, p);
+                break;
+            }
     return NS_OK;
 }
 
@@ -226,10 +261,10 @@ ns_parts_create(const struct ns_job *job, const struct ns_claim *claim,
     if (!parts)
         return no_memory(err);
     parts->tokenizer = tokenizer;
-    status = take_messages(parts, job, err);
+    status = take_messages(parts, job, size, err);
     if (status == NS_OK)
-        status = ns_summary_create(parts->text, parts->length, tokenizer,
-                                   size, &parts->tree, err);
+        status = ns_summary_create(parts->text, parts->end, parts->n_texts,
+                                   tokenizer, size, &parts->tree, err);
     if (status == NS_OK && parts->tree) {
         parts->n_node_blocks = ns_summary_final(parts->tree);
         if (claim)

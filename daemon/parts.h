@@ -2,7 +2,8 @@
  *
  * Made where a `task: summarize` turns out longer than `limits.summary_chunk`
  * (or the job's own chunk_tokens), or than the context. What is split is the
- * longest text of the one user message; all its other texts stand in every
+ * longest text of the one user message, and every other of about a quarter of a
+ * part or more: documents. All its other texts, the instructions, stand in every
  * request. Each round of the tree (summary.h) is a set of requests that the
  * engine gets at once, so that they share batches and the prefix of the
  * instruction; the last round is the job's own request, and ends as any other.
@@ -22,11 +23,14 @@
 #include "daemon/summary.h"
 #include "daemon/work.h"
 
+enum { NS_PARTS_TEXTS = 64 }; /* more stand in every request */
+
 struct ns_parts {
     const struct ns_tokenizer *tokenizer; /* borrowed */
     struct ns_summary *tree; /* owned, as all below */
-    char *text;              /* what was split */
+    char *text;              /* what was split, one text behind the other */
     size_t length;
+    size_t end[NS_PARTS_TEXTS], n_texts;
     json_t *messages; /* a copy; these two stand in it: */
     json_t *system, *holder;
     const char *key;      /* of the text in its holder */

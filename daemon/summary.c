@@ -22,14 +22,15 @@ enum rank { AT_HEADING, AT_PARAGRAPH, AT_LINE, AT_SENTENCE, IN_CODE, AT_WORD,
 /* The text in short runs, each with its tokens: what parts are made of. */
 struct piece {
     size_t end;
-    uint32_t n_tokens;
+    uint32_t text, n_tokens;
     enum rank rank;   /* of its end */
     uint32_t heading; /* that it stands under */
 };
 
 struct split {
     const char *text;
-    size_t length;
+    size_t length;     /* end of the present one of the texts */
+    uint32_t n_texts;  /* before it */
     const struct ns_tokenizer *tokenizer;
     struct piece *piece;
     size_t n, capacity;
@@ -66,8 +67,8 @@ add_piece(struct split *s, size_t first, size_t end, enum rank rank)
         s->capacity = capacity;
     }
     status = ns_tokenizer_encode(s->tokenizer, &span, 1, &ids, s->err);
-    s->piece[s->n++] = (struct piece){ end, (uint32_t)ids.n, rank,
-                                       s->heading };
+    s->piece[s->n++] = (struct piece){ end, s->n_texts, (uint32_t)ids.n,
+                                       rank, s->heading };
     ns_ids_fini(&ids);
     return status;
 }
@@ -222,13 +223,17 @@ keep_whole(struct split *s, size_t first)
         s->piece[i].rank = NEVER;
 }
 
+/* One text more, from `first` to `end`. */
 static enum ns_status
-cut_to_pieces(struct split *s)
+cut_to_pieces(struct split *s, size_t first, size_t end_of_text)
 {
     enum ns_status status = NS_OK;
     enum rank rank, inner;
 
-    for (size_t at = 0, end; at < s->length && status == NS_OK; at = end) {
+    s->length = end_of_text;
+    s->heading = 0;
+    s->fence = 0;
+    for (size_t at = first, end; at < s->length && status == NS_OK; at = end) {
         bool was_code = s->fence;
 
         end = line_end(s, at);
@@ -246,6 +251,7 @@ cut_to_pieces(struct split *s)
     }
     if (s->fence) /* to the end */
         keep_whole(s, s->fence_first);
+    s->n_texts++;
     return status;
 }
 
@@ -273,12 +279,14 @@ last_of_part(const struct split *s, size_t first, uint32_t *n_tokens)
     uint64_t sum = 0, half = 0;
     size_t end = first, middle = first, best;
 
-    while (end < s->n &&
+    while (end < s->n && s->piece[end].text == s->piece[first].text &&
            (end == first || sum + s->piece[end].n_tokens <= s->most))
         sum += s->piece[end++].n_tokens;
     while (2 * (half += s->piece[middle].n_tokens) < sum)
         middle++;
-    best = end == s->n ? end - 1 : best_of(s, middle, end);
+    best = end == s->n || s->piece[end].text != s->piece[first].text
+               ? end - 1
+               : best_of(s, middle, end);
     if (best == SIZE_MAX)
         best = best_of(s, first, middle);
     *n_tokens = 0;
@@ -309,6 +317,7 @@ make_parts(const struct split *s, struct ns_summary *summary)
             summary->part = grown;
         }
         summary->part[summary->n_parts++] = (struct ns_summary_part){
+            .text = s->piece[first].text,
             .first = first ? s->piece[first - 1].end : 0,
             .end = s->piece[last].end,
             .n_tokens = n_tokens,
@@ -369,14 +378,13 @@ make_rounds(struct ns_summary *summary, struct ns_error *err)
 }
 
 enum ns_status
-ns_summary_create(const char *text, size_t length,
+ns_summary_create(const char *text, const size_t *ends, size_t n_texts,
                   const struct ns_tokenizer *tokenizer, uint32_t part_tokens,
                   struct ns_summary **out, struct ns_error *err)
 {
-    struct split split = { .text = text, .length = length,
-                           .tokenizer = tokenizer, .err = err };
+    struct split split = { .text = text, .tokenizer = tokenizer, .err = err };
     struct ns_summary *summary = calloc(1, sizeof(*summary));
-    enum ns_status status;
+    enum ns_status status = NS_OK;
 
     *out = NULL;
     if (!summary)
@@ -387,7 +395,8 @@ ns_summary_create(const char *text, size_t length,
         summary->node_tokens = NS_SUMMARY_MOST_NODE;
     split.summary = summary;
     split.most = part_tokens - part_tokens / SLACK;
-    status = cut_to_pieces(&split);
+    for (size_t i = 0; i < n_texts && status == NS_OK; i++)
+        status = cut_to_pieces(&split, i ? ends[i - 1] : 0, ends[i]);
     if (status == NS_OK)
         status = make_parts(&split, summary);
     if (status == NS_OK && summary->n_parts > 1) {
@@ -522,16 +531,23 @@ headings_of(const struct ns_summary *summary, uint32_t heading,
 json_t *
 ns_summary_parts(const struct ns_summary *summary, const char *text)
 {
+    bool several = summary->part[summary->n_parts - 1].text > 0;
     json_t *parts = json_array();
+    size_t start = 0; /* of the present text */
 
     for (uint32_t i = 0; parts && i < summary->n_parts; i++) {
         const struct ns_summary_part *part = &summary->part[i];
-        json_t *one =
-            json_pack("{s:i, s:[I, I], s:i, s:o}", "part", (int)i + 1, "bytes",
-                      (json_int_t)part->first, (json_int_t)part->end, "tokens",
-                      (int)part->n_tokens, "headings",
-                      headings_of(summary, part->heading, text));
+        json_t *one;
 
+        if (i > 0 && part->text != part[-1].text)
+            start = part->first;
+        one = json_pack("{s:i, s:[I, I], s:i, s:o}", "part", (int)i + 1,
+                        "bytes", (json_int_t)(part->first - start),
+                        (json_int_t)(part->end - start), "tokens",
+                        (int)part->n_tokens, "headings",
+                        headings_of(summary, part->heading, text));
+        if (one && several)
+            json_object_set_new(one, "text", json_integer(part->text + 1));
         if (!one || json_array_append_new(parts, one) != 0) {
             json_decref(parts);
             return NULL;

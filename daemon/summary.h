@@ -10,7 +10,8 @@
  * behind a paragraph, a closed block of code, a line, a sentence, a word; never
  * inside a character, nor inside a block of code that fits into one part. Cuts
  * are sought in the second half of what fits, so that no part is much smaller
- * than another. Every byte is in exactly one part.
+ * than another. Every byte is in exactly one part. Several texts are split one
+ * after the other, and no part is of two.
  *
  * Nodes are numbered round by round, parts first, the final one last. A node
  * takes at least two of the round before (but for the last of an odd row), so
@@ -38,7 +39,8 @@ enum {
 };
 
 struct ns_summary_part {
-    size_t first, end; /* bytes */
+    uint32_t text;     /* of several, from 0 */
+    size_t first, end; /* bytes of all */
     uint32_t n_tokens; /* about */
     uint32_t heading;  /* index + 1: what its beginning stands under; 0: none */
 };
@@ -68,10 +70,12 @@ struct ns_summary {
     uint32_t *round_first;    /* [n_rounds + 1] nodes */
 };
 
-/* Splits `text` into parts of at most `part_tokens` (NS_SUMMARY_LEAST at least)
- * and lays out the rounds. NS_OK with `*out` NULL: one part holds all of it.
- * NS_REJECT: more than NS_SUMMARY_PARTS parts (over_context). */
-enum ns_status ns_summary_create(const char *text, size_t length,
+/* Splits `text`, which is `n_texts` (one at least) joined, each up to its end,
+ * into parts of at most `part_tokens` (NS_SUMMARY_LEAST at least) and lays out
+ * the rounds. NS_OK with `*out` NULL: one part holds all of it. NS_REJECT: more
+ * than NS_SUMMARY_PARTS parts (over_context). */
+enum ns_status ns_summary_create(const char *text, const size_t *ends,
+                                 size_t n_texts,
                                  const struct ns_tokenizer *tokenizer,
                                  uint32_t part_tokens, struct ns_summary **out,
                                  struct ns_error *err);
@@ -98,7 +102,8 @@ char *ns_summary_source(const struct ns_summary *summary, uint32_t node,
                         const char *text);
 
 /* The parts for a result: [{"part":1,"bytes":[0,900],"tokens":210,
- * "headings":["Chapter 1","Of it"]}, ...]; NULL without memory. */
+ * "headings":["Chapter 1","Of it"]}, ...], of several texts with "text":1 and
+ * the bytes of that one; NULL without memory. */
 json_t *ns_summary_parts(const struct ns_summary *summary, const char *text);
 
 #endif

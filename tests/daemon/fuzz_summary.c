@@ -1,6 +1,7 @@
 /* A text of any bytes, split and laid out: every byte is in one part, in order,
  * parts are within their limit and whole characters, every node is taken once,
- * and all end in one. The first two bytes choose the size of a part. */
+ * and all end in one. The first two bytes choose the size of a part, and whether
+ * it is two texts. */
 #include <jansson.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -45,7 +46,8 @@ tokens_of(const char *text, size_t length)
 }
 
 static void
-check_parts(const struct ns_summary *tree, const char *text, size_t length)
+check_parts(const struct ns_summary *tree, const char *text,
+            const size_t *ends, size_t length)
 {
     size_t at = 0;
     json_t *list;
@@ -58,6 +60,8 @@ check_parts(const struct ns_summary *tree, const char *text, size_t length)
         check(ns_utf8_span(text + at, n) == n);
         check(tokens_of(text + at, n) <= tree->part_tokens);
         check(part->heading <= tree->n_headings);
+        check(part->end <= ends[part->text]);
+        check(part->text == 0 || part->first >= ends[part->text - 1]);
         at = part->end;
     }
     check(at == length);
@@ -95,22 +99,26 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ns_summary *tree = NULL;
     struct ns_error err = { 0 };
     uint32_t part_tokens;
-    size_t length;
+    size_t length, ends[2], n_texts;
     char *text;
 
     if (size < 2)
         return 0;
-    part_tokens = NS_SUMMARY_LEAST + (data[0] | data[1] << 8) % 2048u;
+    part_tokens = NS_SUMMARY_LEAST + (data[0] | (data[1] & 7) << 8);
     length = ns_utf8_span((const char *)data + 2, size - 2);
     text = malloc(length + 1); /* with a NUL, as a JSON text has it */
     check(text != NULL);
     memcpy(text, data + 2, length);
     text[length] = '\0';
-    if (ns_summary_create(text, length, tokenizer(), part_tokens, &tree,
+    n_texts = 1 + (data[1] >> 7);
+    ends[0] = ends[1] = length;
+    if (n_texts == 2)
+        ends[0] = ns_utf8_span(text, length / 3);
+    if (ns_summary_create(text, ends, n_texts, tokenizer(), part_tokens, &tree,
                           &err) != NS_OK) {
         check(err.code && strcmp(err.code, "over_context") == 0);
     } else if (tree) {
-        check_parts(tree, text, length);
+        check_parts(tree, text, ends, length);
         check_rounds(tree);
     } else {
         check(tokens_of(text, length) <= part_tokens);

@@ -25,9 +25,12 @@ write_documents(const char *path)
                       "\"user\",\"content\":", i);
         fprintf(file, i == 5 ? "[{\"type\":\"text\",\"text\":\"For a child:\"},"
                                "{\"type\":\"text\",\"text\":\"" : "\"");
-        for (int p = 0; p < 5 + 3 * i; p++)
+        for (int p = 0; p < 5 + 3 * i; p++) {
+            if (i == 5 && p == 9) /* a second text */
+                fprintf(file, "\"},{\"type\":\"text\",\"text\":\"");
             fprintf(file, "# Chapter %d\\n\\nIt is told here what %d of them "
                           "did when they had come home.\\n\\n", p, p * i);
+        }
         fprintf(file, i == 5 ? "\"}]" : "\"");
         /* Of a form, as noise may be half of a tool call. */
         fprintf(file, "}],\"max_tokens\":%d,\"temperature\":1,"
@@ -40,6 +43,13 @@ write_documents(const char *path)
 }
 
 static struct answers reference;
+
+static json_int_t
+line_of(const json_t *root)
+{
+    return json_integer_value(
+        json_object_get(json_object_get(root, "nightshift"), "line"));
+}
 
 static void
 a_long_text_is_one_result_with_its_parts(void **state)
@@ -69,18 +79,25 @@ a_long_text_is_one_result_with_its_parts(void **state)
             json_object_get(json_object_get(root, "response"), "body");
         const json_t *parts = json_object_get(body, "parts");
         json_int_t at = 0;
+        int n_texts = 0;
 
         assert_true(json_array_size(parts) >= 2);
         for (size_t i = 0; i < json_array_size(parts); i++) {
             const json_t *part = json_array_get(parts, i);
             const json_t *bytes = json_object_get(part, "bytes");
 
+            /* Two texts: the second begins anew. */
+            if (line_of(root) == 6 &&
+                json_integer_value(json_array_get(bytes, 0)) == 0)
+                at = 0;
+            n_texts += json_integer_value(json_array_get(bytes, 0)) == 0;
             assert_int_equal(json_integer_value(json_array_get(bytes, 0)), at);
             at = json_integer_value(json_array_get(bytes, 1));
             assert_memory_equal(
                 json_string_value(json_array_get(
                     json_object_get(part, "headings"), 0)), "Chapter ", 8);
         }
+        assert_int_equal(n_texts, line_of(root) == 6 ? 2 : 1);
         /* All that was read counts. */
         assert_true(json_integer_value(json_object_get(
                         json_object_get(body, "usage"), "prompt_tokens")) >

@@ -39,7 +39,7 @@ tree_of(const char *text, size_t length, uint32_t part_tokens)
     struct ns_summary *tree = NULL;
     struct ns_error err;
 
-    if (ns_summary_create(text, length, tokenizer, part_tokens, &tree, &err) !=
+    if (ns_summary_create(text, &length, 1, tokenizer, part_tokens, &tree, &err) !=
         NS_OK)
         fail_msg("%s", err.text);
     return tree;
@@ -258,6 +258,47 @@ a_part_is_told_by_all_headings_above_it(void **state)
     ns_summary_destroy(tree);
 }
 
+/* No part is of two texts, nor does a heading or a fence reach into the next. */
+static void
+several_texts_are_split_each_by_itself(void **state)
+{
+    static char text[32768];
+    struct ns_summary *tree = NULL;
+    size_t ends[3], length = 0;
+    struct ns_error err;
+    json_t *list;
+
+    (void)state;
+    for (int t = 0; t < 3; t++) {
+        if (t == 1)
+            length += (size_t)sprintf(text + length, "# Second\n\n```\n");
+        for (int i = 0; i < 40; i++)
+            length += (size_t)sprintf(text + length, "Line %d of it.%s", i,
+                                      t < 2 ? "\n\n" : " ");
+        ends[t] = length;
+    }
+    assert_int_equal(ns_summary_create(text, ends, 3, tokenizer, 200, &tree,
+                                       &err), NS_OK);
+    assert_sound(tree, text, length);
+    list = ns_summary_parts(tree, text);
+    for (uint32_t i = 0; i < tree->n_parts; i++) {
+        const struct ns_summary_part *part = &tree->part[i];
+        const json_t *said = json_array_get(list, i);
+        size_t start = part->text ? ends[part->text - 1] : 0;
+
+        assert_true(part->first >= start && part->end <= ends[part->text]);
+        assert_int_equal(part->heading, part->text == 1);
+        assert_int_equal(json_integer_value(json_object_get(said, "text")),
+                         part->text + 1);
+        assert_int_equal(json_integer_value(json_array_get(
+                             json_object_get(said, "bytes"), 0)),
+                         part->first - start);
+    }
+    assert_int_equal(tree->part[tree->n_parts - 1].text, 2);
+    json_decref(list);
+    ns_summary_destroy(tree);
+}
+
 static void
 rounds_go_on_as_nodes_are_done_and_labels_can_not_be_forged(void **state)
 {
@@ -311,7 +352,7 @@ too_many_parts_are_refused_with_the_limit(void **state)
     for (size_t i = 0; i < length; i++)
         text[i] = i % 9 == 8 ? ' ' : 'z';
     text[length] = '\0';
-    assert_int_equal(ns_summary_create(text, length, tokenizer,
+    assert_int_equal(ns_summary_create(text, &length, 1, tokenizer,
                                        NS_SUMMARY_LEAST, &tree, &err),
                      NS_REJECT);
     assert_string_equal(err.code, "over_context");
@@ -327,6 +368,7 @@ main(void)
             any_text_is_split_whole_within_its_limit_and_its_tree_ends_in_one),
         cmocka_unit_test(parts_end_where_the_text_does),
         cmocka_unit_test(code_that_fits_stays_whole),
+        cmocka_unit_test(several_texts_are_split_each_by_itself),
         cmocka_unit_test(a_part_is_told_by_all_headings_above_it),
         cmocka_unit_test(
             rounds_go_on_as_nodes_are_done_and_labels_can_not_be_forged),
