@@ -248,6 +248,47 @@ without_a_broker_or_a_database_it_waits_and_ends_at_once(void **state)
 }
 
 static void
+what_a_database_refuses_ends_the_daemon_unless_it_passes(void **state)
+{
+    static const struct {
+        const char *user, *database, *says;
+    } bad[] = {
+        { "nobody_here", "postgres", "nobody_here" },
+        { "submitter", "postgres", "nightshift_rw" }, /* without the rights */
+        { "nsd", "template1", "nightshift db init" }, /* without the schema */
+    };
+    pid_t pid;
+
+    (void)state;
+    NEEDS_BROKER();
+    assert_int_equal(topic_admin(&broker, "refused", PARTITIONS), 0);
+    write_config("refused", broker.address, "");
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char set[256];
+        const char *const argv[] = { "nightshiftd", "--config",
+                                     in_folder("refused.conf"), "--model",
+                                     program_model, "--set", set, NULL };
+
+        snprintf(set, sizeof(set), "postgres.conninfo=host=127.0.0.1 port=%d "
+                 "user=%s dbname=%s", pg_server.port, bad[i].user,
+                 bad[i].database);
+        pid = spawn(argv, in_folder("refused.out"), in_folder("refused.err"));
+        assert_int_equal(wait_for(pid, LIMIT_MS), 78);
+        if (!file_says(in_folder("refused.err"), bad[i].says))
+            fail_msg("%s: %s", set, slurp(in_folder("refused.err")));
+    }
+
+    /* Too many sessions are some of others, and end. */
+    DO("ALTER ROLE nsd CONNECTION LIMIT 0");
+    pid = start_daemon("refused", 0);
+    wait_until_says(in_folder("refused.0.err"), "daemon.waiting");
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
+    DO("ALTER ROLE nsd CONNECTION LIMIT -1");
+    wait_until_says(in_folder("refused.0.err"), "daemon.ready");
+    stop_daemon(pid);
+}
+
+static void
 the_older_of_two_with_one_name_ends_to_be_started_again(void **state)
 {
     pid_t older, newer;
@@ -467,6 +508,8 @@ main(int argc, char **argv)
         cmocka_unit_test(control_a_late_write_without_a_fence_is_seen),
         cmocka_unit_test(
             without_a_broker_or_a_database_it_waits_and_ends_at_once),
+        cmocka_unit_test(
+            what_a_database_refuses_ends_the_daemon_unless_it_passes),
     };
 
     if (argc == 4 && strstr("careless unfenced", argv[0]))
