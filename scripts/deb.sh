@@ -24,6 +24,8 @@ ${MAKE:-make} -s install B="$build" DESTDIR="$stage" prefix=/usr >&2
 strip --strip-unneeded "$stage/usr/bin/nightshift" "$stage/usr/sbin/nightshiftd"
 find "$stage/usr/share/man" -type f -exec gzip -9n {} +
 cp debian/copyright "$stage/usr/share/doc/nightshift"
+install -D -m 644 debian/lintian-overrides \
+    "$stage/usr/share/lintian/overrides/nightshift"
 gzip -9nc debian/changelog >"$stage/usr/share/doc/nightshift/changelog.gz"
 # As shipped, but that it has a place to take jobs from.
 sed 's,^# spool = ,spool = ,' config/nightshift.conf \

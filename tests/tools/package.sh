@@ -82,6 +82,10 @@ dpkg-deb -f "$package" Depends | grep -q 'librdkafka1' ||
     fail "Depends lacks the libraries: $(dpkg-deb -f "$package" Depends)"
 [ -z "$(dpkg-deb -c "$package" | awk '$2 != "root/root"')" ] ||
     fail "files are not root's"
+if command -v lintian >/dev/null; then # it is a hundred packages of Perl
+    told=$(lintian --fail-on error,warning "$package" 2>&1) ||
+        fail "lintian: $told"
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
