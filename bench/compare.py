@@ -33,9 +33,9 @@ STEPS = [6, 13, 9, 30, 8, 12, 10, 16, 7, 14, 27, 9, 11, 7, 17, 12]
 class Engine:
     """bench/engine behind its pipe."""
 
-    def __init__(self, build, model, threads):
+    def __init__(self, build, model, threads, *more):
         self.process = subprocess.Popen(
-            [f"{build}/bench/engine", model, str(threads)],
+            [f"{build}/bench/engine", model, str(threads), *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.revision = self.answer()["engine_rev"]
 

@@ -1,13 +1,15 @@
 /* engine.c - the engine's side of `make bench`: whole passes on a checkpoint.
  *
- *     build/bench/engine MODEL [THREADS] [PASS_TOKENS] [ISA]
+ *     build/bench/engine MODEL [THREADS] [PASS_TOKENS] [ISA] [CANVASES]
+ *
+ * CANVASES is how many may be in flight; 8 if not given.
  *
  * Reads commands from standard input and answers each with one JSON line, so
  * that bench/compare.py can let it and its peer take turns:
  *
  *     prefill N        N prompts of 1,024 tokens
- *     denoise B N      N denoise steps of B canvases behind 1,024 tokens each,
- *                      self-conditioning and sampler included
+ *     denoise B N [P]  N denoise steps of B canvases behind P tokens each, or
+ *                      1,024; self-conditioning and sampler included
  *     jobs             a fixed list of whole jobs, eight in flight
  *     memory           peak RSS and the plan
  *
@@ -22,7 +24,8 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 1024, IN_FLIGHT = 8, N_JOBS = 16, FIRST_ID = 256,
+enum { PROMPT = 1024, MAX_PROMPT = 7936, IN_FLIGHT = 8, N_JOBS = 16,
+       FIRST_ID = 256,
        MAX_STEPS = 1000 /* never reached: these are cancelled */ };
 
 /* Denoise steps of each job's canvas: 6 to 30, mean 13 (compare.py has the same
@@ -34,8 +37,8 @@ static const uint32_t steps[N_JOBS] = {
 struct bench {
     struct ns_engine *engine;
     uint64_t next_id;
-    uint32_t rng, vocab;
-    int32_t prompt[PROMPT];
+    uint32_t rng, vocab, most; /* canvases in flight */
+    int32_t prompt[MAX_PROMPT];
 };
 
 static double
@@ -58,12 +61,12 @@ need(enum ns_status status, const struct ns_error *err)
 
 /* No two prompts are alike: a shared prefix would be prefilled once. */
 static uint64_t
-submit(struct bench *b, uint32_t n_steps)
+submit(struct bench *b, uint32_t n_prompt, uint32_t n_steps)
 {
     struct ns_request request = {
         .id = b->next_id++,
         .prompt = b->prompt,
-        .n_prompt = PROMPT,
+        .n_prompt = n_prompt,
         .mode = NS_MODE_DIFFUSION,
         .seed = b->next_id,
         .max_tokens = ns_engine_model(b->engine)->config.canvas_length,
@@ -75,7 +78,7 @@ submit(struct bench *b, uint32_t n_steps)
     };
     struct ns_error err;
 
-    for (int i = 0; i < PROMPT; i++) {
+    for (uint32_t i = 0; i < n_prompt; i++) {
         b->rng = b->rng * 1664525u + 1013904223u;
         b->prompt[i] = (int32_t)(FIRST_ID +
                                  (b->rng >> 8) % (b->vocab - FIRST_ID));
@@ -112,7 +115,7 @@ run_prefill(struct bench *b, uint32_t n)
 {
     printf("{\"kind\":\"prefill\",\"tokens\":%d,\"ms\":[", PROMPT);
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t id = submit(b, MAX_STEPS);
+        uint64_t id = submit(b, PROMPT, MAX_STEPS);
         uint32_t rows = 0, n_done = 0;
         double start = now_ms();
 
@@ -134,13 +137,14 @@ run_prefill(struct bench *b, uint32_t n)
 }
 
 static void
-run_denoise(struct bench *b, uint32_t n_canvases, uint32_t n)
+run_denoise(struct bench *b, uint32_t n_canvases, uint32_t n,
+            uint32_t n_prompt)
 {
     uint64_t first = b->next_id;
     uint32_t n_done = 0;
 
     for (uint32_t i = 0; i < n_canvases; i++)
-        submit(b, MAX_STEPS);
+        submit(b, n_prompt, MAX_STEPS);
     /* Past the prompts and past each first step, which has no soft rows. */
     while (pass(b, &n_done).canvas_rows == 0 ||
            ns_engine_load(b->engine).waiting > 0)
@@ -171,7 +175,7 @@ run_jobs(struct bench *b)
 
     while (n_done < N_JOBS) {
         while (n_submitted < N_JOBS && n_submitted - n_done < IN_FLIGHT)
-            submit(b, steps[n_submitted++]);
+            submit(b, PROMPT, steps[n_submitted++]);
         n_steps += pass(b, &n_done).n_canvases;
         n_passes++;
     }
@@ -220,23 +224,33 @@ main(int argc, char **argv)
     uint32_t x, y;
 
     if (argc < 2) {
-        fprintf(stderr, "usage: engine MODEL [THREADS] [PASS_TOKENS] [ISA]\n");
+        fprintf(stderr, "usage: engine MODEL [THREADS] [PASS_TOKENS] [ISA] "
+                        "[CANVASES]\n");
         return 64;
     }
     options.model_directory = argv[1];
     options.backend.n_threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 0;
     options.pass_tokens = argc > 3 ? (uint32_t)atoi(argv[3]) : 0;
-    options.backend.isa = argc > 4 ? argv[4] : NULL;
+    options.backend.isa = argc > 4 && argv[4][0] ? argv[4] : NULL;
+    b.most = argc > 5 ? (uint32_t)atoi(argv[5]) : IN_FLIGHT;
+    if (b.most > IN_FLIGHT) {
+        options.max_sequences = b.most;
+        options.kv_bytes *= b.most / IN_FLIGHT;
+    }
     need(ns_engine_open(&options, &b.engine, &err), &err);
     b.vocab = ns_engine_model(b.engine)->config.vocab;
     printf("{\"kind\":\"open\",\"engine_rev\":\"%s\"}\n",
            ns_engine_revision(b.engine));
     for (fflush(stdout); fgets(line, sizeof(line), stdin); fflush(stdout)) {
+        uint32_t n_prompt = PROMPT;
+
         if (sscanf(line, "prefill %" SCNu32, &x) == 1)
             run_prefill(&b, x);
-        else if (sscanf(line, "denoise %" SCNu32 " %" SCNu32, &x, &y) == 2 &&
-                 x >= 1 && x <= IN_FLIGHT)
-            run_denoise(&b, x, y);
+        else if (sscanf(line, "denoise %" SCNu32 " %" SCNu32 " %" SCNu32, &x,
+                        &y, &n_prompt) >= 2 &&
+                 x >= 1 && x <= b.most && n_prompt >= 1 &&
+                 n_prompt <= MAX_PROMPT)
+            run_denoise(&b, x, y, n_prompt);
         else if (strcmp(line, "jobs\n") == 0)
             run_jobs(&b);
         else if (strcmp(line, "memory\n") == 0)

@@ -151,9 +151,9 @@ class Peer:
         self.encode(ids)
         return (time.perf_counter() - start) * 1e3
 
-    def open_denoise(self, batch):
+    def open_denoise(self, batch, prompt=PROMPT):
         """Prompts encoded and a first step taken, which has no soft rows."""
-        cache = self.encode(self.tokens(batch, PROMPT))
+        cache = self.encode(self.tokens(batch, prompt))
         canvas, z = self.step(self.tokens(batch, CANVAS), cache, None, 0.8)
         return [cache, canvas, z]
 

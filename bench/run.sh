@@ -24,4 +24,5 @@ status=0
     status=1
 "$venv/bin/python" bench/images.py "$build" || status=1
 "$venv/bin/python" bench/compare.py "$build" || status=1
+"$venv/bin/python" bench/curve.py "$build" "$build/bench/speed.svg" --short || status=1
 exit $status
