@@ -196,6 +196,8 @@ static const struct option options_table[] = {
       "a pass longer than this and ten times the longest before is stuck" },
     { "daemon.retry", DURATION, AT(daemon.retry_ms), "1s", 1, HOUR, NULL,
       RELOAD, "first delay after a failure, doubled each time up to 5m" },
+    { "daemon.store_retry", DURATION, AT(daemon.store_retry_ms), "5s", 10, HOUR,
+      NULL, RELOAD, "longest wait before a store that is away is asked again" },
     { "daemon.prepare_threads", COUNT, AT(daemon.prepare_threads), "2", 1, 64,
       NULL, 0, "threads that turn jobs into requests" },
     { "daemon.log_level", CHOICE, AT(daemon.log_level), "info", 0, 0,

@@ -79,7 +79,8 @@ struct ns_options {
         uint32_t tenant_jobs;   /* 0: any number */
     } limits;
     struct {
-        uint64_t drain_ms, checkpoint_ms, pass_limit_ms, retry_ms;
+        uint64_t drain_ms, checkpoint_ms, pass_limit_ms, retry_ms,
+            store_retry_ms;
         uint32_t prepare_threads;
         uint32_t log_level; /* 0 error, 1 warning, 2 info, 3 debug */
     } daemon;

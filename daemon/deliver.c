@@ -10,8 +10,8 @@
 
 enum {
     BATCH = 64,
-    BACKOFF_MS = 50,
-    BACKOFF_CAP_MS = 5000,
+    BACKOFF_MS = 50, /* the first wait for a store that is away, at most */
+    BACKOFF_CAP_MS = 5000, /* unless daemon.store_retry says otherwise */
     GRACE_MS = 5000, /* for a store in trouble, behind the end of a stop */
     HEARTBEAT_MS = 1000,
     REPLAY = 32, /* jobs done before, in a row: so may those behind them be */
@@ -136,26 +136,35 @@ let_go(struct deliver *deliver, struct ns_work *work)
 
 /* --- asking ------------------------------------------------------------ */
 
+static uint32_t
+jitter(struct deliver *deliver)
+{
+    deliver->jitter = deliver->jitter * 6364136223846793005u +
+                      1442695040888963407u;
+    return (uint32_t)(deliver->jitter >> 32);
+}
+
 /* Whether a call that the world made fail is to be made again, after a wait. */
 static bool
 again(struct deliver *deliver, unsigned n_tries, const struct ns_error *err)
 {
     struct ns_pipeline *pipeline = deliver->pipeline;
-    int64_t delay = BACKOFF_MS;
+    int64_t cap_ms = ns_pipeline_tuning(pipeline).store_retry_ms;
+    int64_t delay = ns_backoff_ms(n_tries + 1, BACKOFF_MS,
+                                  cap_ms > 0 ? cap_ms : BACKOFF_CAP_MS,
+                                  jitter(deliver));
 
     if (n_tries == 0)
         ns_log_warn("store.retry", "store=%s error=\"%s\"",
                     deliver->store->ops->name, err->text);
-    for (unsigned i = 0; i < n_tries && delay < BACKOFF_CAP_MS; i++)
-        delay = delay * 2 < BACKOFF_CAP_MS ? delay * 2 : BACKOFF_CAP_MS;
-    for (int64_t until = ns_now_ms() + delay; ns_now_ms() < until;) {
+    for (int64_t until = ns_now_ms() + delay;; usleep(10000)) {
         int64_t stop_ms = atomic_load(&pipeline->stop_ms);
 
         if (stop_ms != INT64_MAX && ns_now_ms() > stop_ms + GRACE_MS)
             return false;
-        usleep(10000);
+        if (ns_now_ms() >= until)
+            return true;
     }
-    return true;
 }
 
 enum operation { CLAIM, LOOK, HEARTBEAT, CHECKPOINT, FINISH, REFUSE, GIVE_BACK };
@@ -341,11 +350,9 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
         struct ns_work *work = works[i];
         bool own = !work->state.stopping && !atomic_load(&work->fenced);
 
-        deliver->jitter = deliver->jitter * 6364136223846793005u +
-                          1442695040888963407u;
         work->claim.wait_ms =
-            own ? ns_jobstate_delay(&work->state, base_ms, NS_RETRY_CAP_MS,
-                                    (uint32_t)(deliver->jitter >> 32))
+            own ? ns_backoff_ms(work->state.troubles, base_ms, NS_RETRY_CAP_MS,
+                                jitter(deliver))
                 : 0;
         items[i] = (struct ns_give_back){
             .job = work->job,

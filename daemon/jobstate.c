@@ -95,12 +95,12 @@ ns_jobstate_step(struct ns_jobstate *state, enum ns_job_event event)
 }
 
 int64_t
-ns_jobstate_delay(const struct ns_jobstate *state, int64_t base_ms,
-                  int64_t cap_ms, uint32_t random)
+ns_backoff_ms(uint32_t n_failures, int64_t base_ms, int64_t cap_ms,
+              uint32_t random)
 {
     int64_t most = base_ms < cap_ms ? base_ms : cap_ms;
 
-    for (uint32_t i = 1; i < state->troubles && most < cap_ms; i++)
+    for (uint32_t i = 1; i < n_failures && most < cap_ms; i++)
         most = most > cap_ms / 2 ? cap_ms : most * 2;
     return (int64_t)((uint64_t)most * random >> 32);
 }

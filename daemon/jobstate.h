@@ -86,10 +86,11 @@ struct ns_jobstate {
 enum ns_job_action ns_jobstate_step(struct ns_jobstate *state,
                                     enum ns_job_event event);
 
-/* Delay of the next try: full jitter over min(cap, base * 2^troubles).
- * `random` is uniform over 32 bits. */
-int64_t ns_jobstate_delay(const struct ns_jobstate *state, int64_t base_ms,
-                          int64_t cap_ms, uint32_t random);
+/* Delay before the next try, behind `n_failures` in a row: full jitter over
+ * min(cap, base * 2^(n_failures - 1)), so that those who failed together do not
+ * come back together. `random` is uniform over 32 bits. */
+int64_t ns_backoff_ms(uint32_t n_failures, int64_t base_ms, int64_t cap_ms,
+                      uint32_t random);
 
 const char *ns_job_phase_name(enum ns_job_phase phase);
 

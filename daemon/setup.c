@@ -147,6 +147,7 @@ ns_setup_tuning(const struct ns_options *options)
                                           : (int64_t)options->intake.poll_ms,
         .checkpoint_ms = (int64_t)options->daemon.checkpoint_ms,
         .retry_ms = (int64_t)options->daemon.retry_ms,
+        .store_retry_ms = (int64_t)options->daemon.store_retry_ms,
         .tenant_jobs = options->limits.tenant_jobs,
         .pass_limit_ms = (int64_t)options->daemon.pass_limit_ms,
     };

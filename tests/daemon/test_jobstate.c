@@ -208,12 +208,11 @@ delays_double_up_to_the_cap_and_a_block_resets_them(void **state)
     struct ns_jobstate job = { .phase = NS_PHASE_RUNNING, .troubles = 1 };
 
     (void)state;
-    assert_int_equal(ns_jobstate_delay(&job, 1000, 300000, 0), 0);
-    assert_int_equal(ns_jobstate_delay(&job, 1000, 300000, UINT32_MAX), 999);
-    job.troubles = 4;
-    assert_int_equal(ns_jobstate_delay(&job, 1000, 300000, UINT32_MAX), 7999);
-    job.troubles = UINT32_MAX;
-    assert_int_equal(ns_jobstate_delay(&job, 1000, 300000, UINT32_MAX),
+    assert_int_equal(ns_backoff_ms(1, 1000, 300000, 0), 0);
+    assert_int_equal(ns_backoff_ms(1, 1000, 300000, UINT32_MAX), 999);
+    assert_int_equal(ns_backoff_ms(4, 1000, 300000, UINT32_MAX), 7999);
+    assert_int_equal(ns_backoff_ms(4, 1000, 300000, UINT32_MAX / 2), 3999);
+    assert_int_equal(ns_backoff_ms(UINT32_MAX, 1000, 300000, UINT32_MAX),
                      299999);
     after(&job, NS_ON_BLOCK);
     assert_int_equal(job.troubles, 0);
