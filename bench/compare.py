@@ -7,7 +7,7 @@ The two take turns (A B A B A) on the same weights, with the same number of
 tokens and steps; the ratio is that of the minima, and medians stand beside it.
 Every measurement becomes a JSON line in BUILD_DIR/bench/results.jsonl. The
 last line printed is
-    ratio: prefill X denoise-b1 X denoise-b8 X job-b8 X limit-share X
+    ratio: prefill X denoise-b1 X denoise-b8 X job-b8 X job-b16 X limit-share X
 and the exit status is 1 if a ratio is below its floor.
 """
 import json
@@ -24,9 +24,11 @@ from peer import CANVAS, EXPERTS, PROMPT, TEXT, Peer, export
 
 ROUNDS = 3          # of the peer; ours runs between them
 JOB_ROUNDS = 1      # a round of the peer's jobs takes minutes
-FLOORS = {"prefill": 1.5, "denoise-b1": 1.5, "denoise-b8": 1.5, "job-b8": 2.0}
+FLOORS = {"prefill": 1.5, "denoise-b1": 1.5, "denoise-b8": 1.5,
+          "job-b8": 2.0, "job-b16": 2.0}
 IN_FLIGHT = 8
-# Denoise steps of each job's canvas; bench/engine.c has the same list.
+MORE = 16           # jobs in flight, once more
+# Denoise steps of the jobs' canvases, in turn; bench/engine.c has the same list.
 STEPS = [6, 13, 9, 30, 8, 12, 10, 16, 7, 14, 27, 9, 11, 7, 17, 12]
 
 
@@ -44,6 +46,10 @@ class Engine:
         if not line:
             sys.exit("bench: the engine has died")
         return json.loads(line)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
 
     def ask(self, command):
         self.process.stdin.write(command + "\n")
@@ -158,18 +164,28 @@ def main():
             ROUNDS)
         del state
         peaks.append(limit())
-    compare("job-b8", lambda: [peer.time_jobs(STEPS, IN_FLIGHT)],
-            lambda: ours.ask("jobs")["ms"], JOB_ROUNDS)
-    peaks.append(limit())
+
+    def compare_jobs(engine, batch):
+        n_jobs = 2 * batch
+        took = compare(
+            f"job-b{batch}",
+            lambda: [peer.time_jobs(STEPS * (n_jobs // len(STEPS)), batch)],
+            lambda: engine.ask(f"jobs {batch}")["ms"], JOB_ROUNDS)
+        peaks.append(limit())
+        print(f"  {n_jobs} jobs of {PROMPT} tokens in and {CANVAS} out, "
+              f"{sum(STEPS) / len(STEPS):.1f} steps per canvas, {batch} in "
+              f"flight: {n_jobs * CANVAS / took * 1e3:.0f} tokens/s")
+
+    compare_jobs(ours, IN_FLIGHT)
+    memory = ours.ask("memory")
+    ours.close()
+    ours = Engine(build, model, threads, "0", "", str(MORE))
+    compare_jobs(ours, MORE)
 
     rate = denoise_gflop(PROMPT) * IN_FLIGHT / our_ms[IN_FLIGHT] * 1e3
     share = rate / max(peaks)
-    print(f"  {len(STEPS)} jobs of {PROMPT} tokens in and {CANVAS} out, "
-          f"{sum(STEPS) / len(STEPS):.1f} steps per canvas, {IN_FLIGHT} in "
-          f"flight; L {CANVAS}")
     print(f"  limit: {max(peaks):.0f} GFLOP/s fp32 multiply-add; denoise-b8 "
           f"runs at {rate:.0f}, a share of {share:.2f}")
-    memory = ours.ask("memory")
     print("  memory: peak RSS {peak_rss_mb:.0f} MB, planned {plan_mb:.0f} MB "
           "(weights {weights_mb:.0f}, KV {kv_mb:.0f}, work {work_mb:.0f})"
           .format(**memory))

@@ -45,8 +45,7 @@ class Bench:
     def engine(self, threads):
         if threads not in self.engines:
             for other in self.engines.values():
-                other.process.stdin.close()
-                other.process.wait()
+                other.close()
             self.engines = {threads: Engine(self.build, self.model, threads,
                                             "16384", "", "64")}
         return self.engines[threads]

@@ -10,7 +10,7 @@
  *     prefill N        N prompts of 1,024 tokens
  *     denoise B N [P]  N denoise steps of B canvases behind P tokens each, or
  *                      1,024; self-conditioning and sampler included
- *     jobs             a fixed list of whole jobs, eight in flight
+ *     jobs B           2 B whole jobs, B in flight
  *     memory           peak RSS and the plan
  *
  * `ms` in an answer lists every repetition. Steps are fixed by a confidence
@@ -24,13 +24,13 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 1024, MAX_PROMPT = 7936, IN_FLIGHT = 8, N_JOBS = 16,
+enum { PROMPT = 1024, MAX_PROMPT = 7936, IN_FLIGHT = 8, N_STEPS = 16,
        FIRST_ID = 256,
        MAX_STEPS = 1000 /* never reached: these are cancelled */ };
 
-/* Denoise steps of each job's canvas: 6 to 30, mean 13 (compare.py has the same
- * list). Fixed, since random weights would run every canvas to the limit. */
-static const uint32_t steps[N_JOBS] = {
+/* Denoise steps of the jobs' canvases, in turn: 6 to 30, mean 13 (compare.py has
+ * the same list). Fixed, since random weights would run every canvas to the limit. */
+static const uint32_t steps[N_STEPS] = {
     6, 13, 9, 30, 8, 12, 10, 16, 7, 14, 27, 9, 11, 7, 17, 12,
 };
 
@@ -167,19 +167,20 @@ run_denoise(struct bench *b, uint32_t n_canvases, uint32_t n,
 }
 
 static void
-run_jobs(struct bench *b)
+run_jobs(struct bench *b, uint32_t in_flight)
 {
-    uint32_t n_done = 0, n_submitted = 0, n_passes = 0, n_steps = 0;
+    uint32_t n_jobs = 2 * in_flight, n_done = 0, n_submitted = 0;
+    uint32_t n_passes = 0, n_steps = 0;
     double start = now_ms();
 
-    while (n_done < N_JOBS) {
-        while (n_submitted < N_JOBS && n_submitted - n_done < IN_FLIGHT)
-            submit(b, PROMPT, steps[n_submitted++]);
+    while (n_done < n_jobs) {
+        while (n_submitted < n_jobs && n_submitted - n_done < in_flight)
+            submit(b, PROMPT, steps[n_submitted++ % N_STEPS]);
         n_steps += pass(b, &n_done).n_canvases;
         n_passes++;
     }
-    printf("{\"kind\":\"jobs\",\"jobs\":%d,\"steps\":%u,\"passes\":%u,"
-           "\"ms\":[%.1f]}\n", N_JOBS, n_steps, n_passes, now_ms() - start);
+    printf("{\"kind\":\"jobs\",\"jobs\":%u,\"steps\":%u,\"passes\":%u,"
+           "\"ms\":[%.1f]}\n", n_jobs, n_steps, n_passes, now_ms() - start);
 }
 
 /* Of this program alone: getrusage starts from what its parent had when it
@@ -250,8 +251,9 @@ main(int argc, char **argv)
                  x >= 1 && x <= b.most && n_prompt >= 1 &&
                  n_prompt <= MAX_PROMPT)
             run_denoise(&b, x, y, n_prompt);
-        else if (strcmp(line, "jobs\n") == 0)
-            run_jobs(&b);
+        else if (sscanf(line, "jobs %" SCNu32, &x) == 1 && x >= 1 &&
+                 x <= b.most)
+            run_jobs(&b, x);
         else if (strcmp(line, "memory\n") == 0)
             print_memory(&b);
         else
