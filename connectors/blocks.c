@@ -473,6 +473,7 @@ ns_blocks_find(struct ns_blocks *blocks, const struct ns_blocks_key *key,
         found.across |= entry->across;
     }
     free(line);
+    found.n_dropped = n_blocks - found.n_blocks;
     found.tokens = tokens;
     found.block_tokens = block_tokens;
     *out = found;

@@ -59,6 +59,7 @@ struct ns_blocks_found {
     const int32_t *tokens;
     const uint32_t *block_tokens;
     uint32_t n_tokens, n_blocks;
+    uint32_t n_dropped; /* blocks that are there and can't be read back */
     bool across; /* some were made by another engine_rev */
 };
 

@@ -396,6 +396,7 @@ take_blocks(struct ns_pg_store *pg, const PGresult *answer,
         status = keep_blocks(answer, n, claim, err);
     if (status != NS_OK || n == n_rows)
         return status;
+    claim->n_dropped = (uint32_t)(n_rows - n);
     ns_log_warn("blocks.dropped", "kept=%d of=%d", n, n_rows);
     ns_pg_call_text(&call, claim->job->id);
     ns_pg_call_int(&call, (int64_t)claim->fence);
@@ -516,7 +517,7 @@ ns_pg_claim(struct ns_store *store, struct ns_claim *claims, size_t n,
         claims[i].outcome = 0;
         claims[i].tokens = NULL;
         claims[i].block_tokens = NULL;
-        claims[i].n_tokens = claims[i].n_blocks = 0;
+        claims[i].n_tokens = claims[i].n_blocks = claims[i].n_dropped = 0;
         claims[i].resumed_across = claims[i].cancel = false;
         claims[i].given_up = false;
         claims[i].clock_ms = 0;

@@ -252,6 +252,7 @@ begin(struct ns_spool *spool, struct ns_spool_file *file,
     claim->block_tokens = found.block_tokens;
     claim->n_tokens = found.n_tokens;
     claim->n_blocks = found.n_blocks;
+    claim->n_dropped = found.n_dropped;
     claim->resumed_across = found.across;
     return NS_OK;
 }

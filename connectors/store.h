@@ -67,6 +67,7 @@ struct ns_claim {
     const int32_t *tokens; /* of the committed blocks, one after another */
     const uint32_t *block_tokens; /* [n_blocks] how many in each */
     uint32_t n_tokens, n_blocks;
+    uint32_t n_dropped;    /* blocks that are there and can't be used */
     bool resumed_across;   /* some block came from another engine_rev */
     bool cancel;           /* RUN: all of its batch is to be cancelled */
     int64_t clock_ms;      /* Unix time by the store's own clock, by which

@@ -450,6 +450,8 @@ claimed(struct deliver *deliver, struct ns_work *work)
         ns_parts_destroy(work->parts); /* of an earlier try */
         work->parts = NULL;
         work->n_blocks = work->claim.n_blocks;
+        atomic_fetch_add(&pipeline->metrics->blocks_dropped,
+                         work->claim.n_dropped);
         ns_work_advance(pipeline, work, NS_ON_CLAIM_RUN);
         return;
     case NS_CLAIM_WAIT:

@@ -361,6 +361,9 @@ write_jobs(const struct ns_metrics *m, struct ns_buf *out)
          get(&m->fenced));
     line(out, "checkpoints_total", "counter", "Blocks stored as checkpoints.",
          get(&m->checkpoints));
+    line(out, "blocks_dropped_total", "counter",
+         "Stored blocks that a job taken up again could not use.",
+         get(&m->blocks_dropped));
     histogram(out, "job_queue_seconds",
               "From being taken in to being run, of jobs run to their end.",
               &m->queue_s, queue_bounds);

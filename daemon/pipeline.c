@@ -209,14 +209,17 @@ ns_pipeline_healthy(struct ns_pipeline *pipeline)
 {
     int64_t pass = atomic_load(&pipeline->pass_since_ms);
     int64_t store = atomic_load(&pipeline->store_since_ms);
-    int64_t limit = ns_pipeline_tuning(pipeline).pass_limit_ms;
+    struct ns_pipeline_tuning tuning = ns_pipeline_tuning(pipeline);
+    int64_t limit = tuning.pass_limit_ms;
     int64_t longest = atomic_load(&pipeline->longest_pass_ms);
     int64_t now = ns_now_ms();
 
     if (longest * 10 > limit)
         limit = longest * 10;
     return (pass == 0 || now - pass <= limit) &&
-           (store == 0 || now - store <= NS_STORE_LIMIT_MS);
+           (store == 0 || now - store <= (tuning.store_limit_ms
+                                              ? tuning.store_limit_ms
+                                              : NS_STORE_LIMIT_MS));
 }
 
 struct ns_pipeline_counts

@@ -45,6 +45,7 @@ struct ns_pipeline_tuning { /* what a reload may change */
     int64_t retry_ms;      /* first delay after a trouble */
     int64_t store_retry_ms; /* longest wait for a store that is away; 0: 5 s */
     int64_t pass_limit_ms; /* a pass may always take this long */
+    int64_t store_limit_ms; /* and one call into the store; 0: a minute */
     uint32_t tenant_jobs;  /* of one tenant begun at a time; 0: any number */
 };
 

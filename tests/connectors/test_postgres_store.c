@@ -603,6 +603,7 @@ blocks_count_as_far_as_they_are_sound(void **state)
     lapse("a");
     got = claim_run(b, job); /* another engine: kept, and said */
     assert_int_equal(got.n_blocks, 4);
+    assert_int_equal(got.n_dropped, 1);
     assert_true(got.resumed_across);
     assert_int_equal(number("SELECT count(*) FROM nightshift.block"), 4);
     assert_int_equal(checkpoint(b, job, got.fence, 4, 99), NS_STORE_DONE);
@@ -611,6 +612,7 @@ blocks_count_as_far_as_they_are_sound(void **state)
     lapse("a");
     got = claim_run(a, job);
     assert_int_equal(got.n_blocks, 2);
+    assert_int_equal(got.n_dropped, 2); /* what is behind the hole */
     assert_int_equal(number("SELECT blocks_seen FROM nightshift.job"), 2);
     /* The place of a block that was dropped can be taken. */
     assert_int_equal(checkpoint(a, job, got.fence, 2, 7), NS_STORE_DONE);

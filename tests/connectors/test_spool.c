@@ -1297,25 +1297,49 @@ a_missing_directory_is_refused(void **state)
 }
 
 static void
-a_file_that_changes_goes_to_dead_with_its_reason(void **state)
+append_a_line(const char *path)
+{
+    FILE *file = fopen(path, "a");
+
+    assert_non_null(file);
+    fputs("{}\n", file);
+    fclose(file);
+}
+
+/* By another file of its size and time. */
+static void
+replace_it(const char *path)
+{
+    struct timespec times[2];
+    char other[PATH_MAX];
+    struct stat st;
+
+    snprintf(other, sizeof(other), "%s.new", path);
+    assert_int_equal(stat(path, &st), 0);
+    append_a_line(other);
+    assert_int_equal(truncate(other, st.st_size), 0);
+    times[0] = st.st_atim;
+    times[1] = st.st_mtim;
+    assert_int_equal(utimensat(AT_FDCWD, other, times, 0), 0);
+    assert_int_equal(rename(other, path), 0);
+}
+
+static void
+check_change(void (*change)(const char *path))
 {
     struct ns_spool_options options = directory_options();
     struct ns_spool *spool;
     struct ns_job *job;
-    FILE *file;
     char *reason;
     struct row rows[4];
 
-    (void)state;
     make_directory();
     write_jobs("in/a.jsonl", 3);
     write_jobs("in/b.jsonl", 2);
     spool = open_ok(&options);
     work_all(spool, 1);
     job = next_job(spool);
-    file = fopen(folder_path("work/a.jsonl"), "a");
-    fputs("{}\n", file);
-    fclose(file);
+    change(folder_path("work/a.jsonl"));
     serve(spool); /* notices it at the latest at the end */
     assert_true(folder_has("work/a.jsonl")); /* one is in flight */
     assert_int_equal(claim(spool, job).outcome, NS_CLAIM_FINAL);
@@ -1334,6 +1358,14 @@ a_file_that_changes_goes_to_dead_with_its_reason(void **state)
     assert_int_equal(read_rows("out/a.jsonl", rows, 4), 2);
     assert_int_equal(rows[0].line, 1);
     assert_int_equal(rows[1].line, 3);
+}
+
+static void
+a_file_that_changes_goes_to_dead_with_its_reason(void **state)
+{
+    (void)state;
+    check_change(append_a_line);
+    check_change(replace_it);
 }
 
 static void

@@ -248,12 +248,15 @@ a_second_daemon_on_the_spool_is_refused_and_the_first_unharmed(void **state)
     const char *const argv[] = { "nightshiftd", "--spool", spool, "--model",
                                  program_model, NULL };
     pid_t pid, second;
+    char holder[24];
 
     (void)state;
     new_spool();
     pid = start_ready(NULL, NULL);
     second = spawn(argv, in_folder("2.out"), in_folder("2.err"));
     assert_int_equal(wait_for(second, LIMIT_MS), 75);
+    snprintf(holder, sizeof(holder), "%ld", (long)pid);
+    assert_true(file_says(in_folder("2.err"), holder)); /* who has it */
     drop_file("a.jsonl");
     wait_until_exists(in_spool("out/a.jsonl"));
     stop_daemon(pid);
@@ -291,6 +294,9 @@ sighup_takes_good_settings_and_keeps_the_old_over_bad_ones(void **state)
     kill(pid, SIGHUP);
     wait_until_says(in_folder("d.err"), "config.reload_failed");
     assert_true(file_says(in_folder("d.err"), "d.conf:3"));
+    assert_int_equal(unlink(in_folder("d.conf")), 0);
+    kill(pid, SIGHUP);
+    wait_until_says(in_folder("d.err"), "No such file");
     kill(pid, SIGTERM);
     assert_int_equal(wait_for(pid, LIMIT_MS), 0);
     assert_true(file_says(in_folder("d.err"), "grace_ms=9000"));

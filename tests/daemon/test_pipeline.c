@@ -337,7 +337,8 @@ struct world {
     int gate;   /* no job from this one on just now; 0: open */
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
-    int64_t pass_limit_ms;
+    int64_t pass_limit_ms, store_limit_ms;
+    _Atomic int claim_hangs_ms; /* once */
     uint64_t window_bytes;
     int most_out, most_held, most_alone, n_tended;
 };
@@ -418,6 +419,7 @@ claim(struct ns_store *store, struct ns_claim *items, size_t n,
         (struct world *)((char *)store - offsetof(struct world, store));
 
     (void)err;
+    usleep((useconds_t)atomic_exchange(&world->claim_hangs_ms, 0) * 1000);
     for (size_t i = 0; i < n; i++) {
         struct job_row *row = row_of(world, items[i].job);
         const char *id = items[i].job->id;
@@ -733,6 +735,7 @@ start(struct world *world, struct ns_engine *engine, uint32_t window)
 
     if (world->pass_limit_ms)
         options.tuning.pass_limit_ms = world->pass_limit_ms;
+    options.tuning.store_limit_ms = world->store_limit_ms;
     if (world->window_bytes)
         options.window_bytes = world->window_bytes;
     assert_int_equal(ns_pipeline_create(&options, &pipeline, &err), NS_OK);
@@ -1149,6 +1152,33 @@ a_pass_that_hangs_is_not_healthy(void **state)
 }
 
 static void
+a_store_that_hangs_is_not_healthy(void **state)
+{
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct ns_pipeline *pipeline;
+    bool was_ill = false;
+    int wait_ms;
+
+    (void)state;
+    add_job(world, "job", RUNS, 16, "");
+    world->store_limit_ms = 100;
+    atomic_store(&world->claim_hangs_ms, 1500);
+    pipeline = start(world, engine, 4);
+    assert_true(ns_pipeline_healthy(pipeline));
+    while (ns_pipeline_turn(pipeline, &wait_ms)) {
+        was_ill = was_ill || !ns_pipeline_healthy(pipeline);
+        usleep(1000);
+    }
+    assert_true(was_ill);
+    assert_true(ns_pipeline_healthy(pipeline)); /* it came back */
+    assert_string_equal(world->job[0].status, "ok");
+    ns_pipeline_destroy(pipeline);
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
+static void
 what_moved_away_before_it_was_claimed_is_not_begun(void **state)
 {
     struct world *world = make_world();
@@ -1353,6 +1383,7 @@ main(void)
         cmocka_unit_test(the_same_behind_many_jobs_that_are_read_again),
         cmocka_unit_test(no_more_is_begun_than_the_engine_can_soon_take),
         cmocka_unit_test(a_pass_that_hangs_is_not_healthy),
+        cmocka_unit_test(a_store_that_hangs_is_not_healthy),
         cmocka_unit_test(what_moved_away_before_it_was_claimed_is_not_begun),
         cmocka_unit_test(intake_waits_while_the_window_is_full_of_bytes),
         cmocka_unit_test(
