@@ -19,8 +19,22 @@ struct topics {
     struct ns_kafka_producer *producer;
     char *results, *dead_letters; /* NULL: not sent */
     struct ns_buf line;
-    uint64_t dropped;
+    uint64_t dropped; /* copies that were never sent */
+    uint64_t refused; /* and those that the broker did not take, as told */
 };
+
+/* What the broker answers comes later, to the producer. */
+static void
+tell_refused(struct topics *topics)
+{
+    struct ns_kafka_sent sent = ns_kafka_producer_sent(topics->producer);
+
+    if (sent.failed == topics->refused)
+        return;
+    topics->refused = sent.failed;
+    ns_log_warn("kafka.copy_refused", "refused=%llu first=\"%s\"",
+                (unsigned long long)sent.failed, sent.why);
+}
 
 /* The row stands, so nothing that goes wrong here is the job's. */
 static void
@@ -131,9 +145,10 @@ look(struct ns_store *store, struct ns_claim *items, size_t n,
 static enum ns_status
 tend(struct ns_store *store, struct ns_error *err)
 {
-    struct ns_store *inner = ((struct topics *)store)->inner;
+    struct topics *topics = (struct topics *)store;
 
-    return inner->ops->tend(inner, err);
+    tell_refused(topics);
+    return topics->inner->ops->tend(topics->inner, err);
 }
 
 static bool
@@ -160,6 +175,7 @@ topics_close(struct ns_store *store)
 
     if (ns_kafka_flush(topics->producer, FLUSH_MS, &err) != NS_OK)
         ns_log_warn("kafka.copy_dropped", "error=\"%s\"", err.text);
+    tell_refused(topics);
     ns_buf_fini(&topics->line);
     free(topics->results);
     free(topics->dead_letters);

@@ -31,6 +31,34 @@ each_job_becomes_one_row_and_each_bad_message_one_dead_letter(void **state)
                             "AND payload_lz4 IS NULL"), 0);
 }
 
+/* The row is the result, and the dead letter; the copy is one more. */
+static void
+a_topic_that_refuses_copies_costs_no_job_anything(void **state)
+{
+    struct load load = { .topic = "uncopied", .longest = 20 };
+    char text[512];
+    pid_t pid;
+
+    (void)state;
+    NEEDS_BROKER();
+    prepare_load(&load, "results_topic = small\ndead_letter_topic = small\n");
+    assert_int_equal(topic_that_refuses(&broker, "small"), 0);
+    job_text(text, sizeof(text), &load, 1, 20);
+    send_text("uncopied", 0, NULL, text);
+    send_text("uncopied", 1, NULL, "{");
+    assert_true(produce_flush(&broker));
+    pid = start_daemon("uncopied", 0);
+    wait_until_read("uncopied");
+    stop_daemon(pid);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.result WHERE "
+                            "job_id = 'uncopied-1' AND status = 'ok'"), 1);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.dead_letter WHERE "
+                            "source_key LIKE 'uncopied/%%'"), 1);
+    assert_int_equal(topic_end(&broker, "small", 0), 0);
+    assert_true(file_says(in_folder("uncopied.0.err"),
+                          "kafka.copy_refused refused=2"));
+}
+
 static void
 the_trace_goes_through_and_copies_go_to_topics(void **state)
 {
@@ -496,6 +524,7 @@ main(int argc, char **argv)
         cmocka_unit_test(pairs_that_can_not_keep_the_promise_are_refused),
         cmocka_unit_test(
             each_job_becomes_one_row_and_each_bad_message_one_dead_letter),
+        cmocka_unit_test(a_topic_that_refuses_copies_costs_no_job_anything),
         cmocka_unit_test(the_trace_goes_through_and_copies_go_to_topics),
         cmocka_unit_test(a_file_that_is_submitted_twice_is_one_batch),
         cmocka_unit_test(

@@ -202,6 +202,7 @@ assert_lacks_answers(const char *path)
 static void
 the_log_of_a_whole_run_holds_no_text_of_a_job_and_no_secret(void **state)
 {
+    char log[PATH_MAX];
     pid_t pid;
 
     (void)state;
@@ -219,6 +220,11 @@ the_log_of_a_whole_run_holds_no_text_of_a_job_and_no_secret(void **state)
     assert_lacks(in_folder("d.out"), "canary");
     assert_lacks_answers(in_folder("d.err"));
     assert_structured(in_folder("d.err"));
+    /* Nor does what we ask of the server make it log a text. */
+    snprintf(log, sizeof(log), "%s/log", pg_server.folder);
+    assert_true(file_says(log, "database system"));
+    assert_lacks(log, "canary");
+    assert_lacks_answers(log);
 }
 
 /* A broker that is not there, asked with passwords, under the client's own

@@ -398,6 +398,24 @@ topic_admin(const struct broker *broker, const char *topic, int partitions)
     return code;
 }
 
+/* A topic that refuses any message. */
+static inline rd_kafka_resp_err_t
+topic_that_refuses(const struct broker *broker, const char *topic)
+{
+    rd_kafka_queue_t *queue = rd_kafka_queue_new(broker->producer);
+    rd_kafka_NewTopic_t *made;
+    rd_kafka_resp_err_t code;
+    char why[256];
+
+    made = rd_kafka_NewTopic_new(topic, 1, 1, why, sizeof(why));
+    rd_kafka_NewTopic_set_config(made, "max.message.bytes", "64");
+    rd_kafka_CreateTopics(broker->producer, &made, 1, NULL, queue);
+    code = admin_answer(queue);
+    rd_kafka_NewTopic_destroy(made);
+    rd_kafka_queue_destroy(queue);
+    return code;
+}
+
 /* What retention does: messages below `before` are gone. */
 static inline rd_kafka_resp_err_t
 topic_cut(const struct broker *broker, const char *topic, int32_t partition,
