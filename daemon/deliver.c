@@ -74,10 +74,30 @@ join_tenant(struct deliver *deliver, struct ns_work *work)
 }
 
 static void
+put_off(struct deliver *deliver, struct ns_work *work, bool is_off)
+{
+    struct ns_pipeline *pipeline = deliver->pipeline;
+
+    if (work->put_off == is_off)
+        return;
+    work->put_off = is_off;
+    if (is_off) {
+        atomic_fetch_add(&pipeline->n_put_off, 1);
+        atomic_fetch_add(&pipeline->bytes_put_off, work->length);
+    } else {
+        atomic_fetch_sub(&pipeline->n_put_off, 1);
+        atomic_fetch_sub(&pipeline->bytes_put_off, work->length);
+    }
+    atomic_store(&pipeline->metrics->put_off,
+                 atomic_load(&pipeline->n_put_off));
+}
+
+static void
 leave_tenant(struct deliver *deliver, struct ns_work *work)
 {
     struct ns_tenant *tenant = work->tenant, **at = &deliver->tenants;
 
+    put_off(deliver, work, false);
     work->tenant = NULL;
     if (!tenant || --tenant->n_works > 0)
         return;
@@ -521,10 +541,12 @@ choose(struct deliver *deliver, struct ns_work *works[BATCH], size_t most)
         for (size_t i = 0; i < n; i++)
             n_same += works[i]->tenant == work->tenant;
         if (!moved && !may_begin(deliver, work->tenant, n_same, share)) {
+            put_off(deliver, work, true);
             before = work;
             at = &work->next;
             continue;
         }
+        put_off(deliver, work, false);
         *at = work->next;
         if (deliver->last == work)
             deliver->last = before;

@@ -11,6 +11,7 @@ enum {
     POLL_BACKOFF_MS = 50,
     POLL_BACKOFF_CAP_MS = 5000,
     TEND_MS = 500,
+    PUT_OFF_WINDOWS = 16,
 };
 
 static bool
@@ -68,12 +69,25 @@ fail:
     return NULL;
 }
 
+/* Jobs whose tenant may begin no more leave their places to others, so that a
+ * flood from one tenant stops nobody's intake: not before they are sixteen
+ * windows of jobs, or a second window of bytes. Both counts are the sink's,
+ * and may be a moment old. */
 static bool
 has_room(const struct ns_pipeline *pipeline)
 {
-    return pipeline->n_flying < pipeline->options.window &&
-           (pipeline->n_flying == 0 ||
-            pipeline->bytes_flying < pipeline->options.window_bytes);
+    uint64_t n_off = atomic_load(&pipeline->n_put_off);
+    uint64_t bytes_off = atomic_load(&pipeline->bytes_put_off);
+    uint64_t window = pipeline->options.window;
+    uint64_t bytes = pipeline->options.window_bytes;
+
+    if (n_off > PUT_OFF_WINDOWS * window)
+        n_off = PUT_OFF_WINDOWS * window;
+    if (bytes_off > bytes)
+        bytes_off = bytes;
+    return pipeline->n_flying < window + n_off &&
+           (pipeline->n_flying == n_off ||
+            pipeline->bytes_flying < bytes + bytes_off);
 }
 
 static void

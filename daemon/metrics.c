@@ -332,6 +332,9 @@ write_jobs(const struct ns_metrics *m, struct ns_buf *out)
     line(out, "jobs_waiting", "gauge",
          "Of them not in passes: in preparation, waiting, being stored.",
          ns_metrics_waiting(m));
+    line(out, "jobs_put_off", "gauge",
+         "Of those, jobs whose tenant has begun its share, or is paused.",
+         get(&m->put_off));
     line(out, "jobs_running", "gauge", "Of them in passes.",
          get(&m->running));
     line(out, "window_jobs", "gauge", "Most jobs that may be in flight.",

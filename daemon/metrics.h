@@ -48,6 +48,7 @@ struct ns_metrics {
     _Atomic uint64_t turned_down[NS_N_VALIDATORS]; /* answers, by validator */
     _Atomic uint64_t source_away, store_away; /* 1: at the last call */
     _Atomic uint64_t duplicates, fenced, retries, checkpoints;
+    _Atomic uint64_t put_off;        /* jobs whose tenant may begin no more */
     _Atomic uint64_t blocks_dropped; /* damaged, or behind a hole */
 
     _Atomic uint64_t passes, prefill_rows, canvas_rows, commit_rows, ar_rows;

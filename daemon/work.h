@@ -76,6 +76,7 @@ struct ns_work {
 
     /* Sink thread: the works whose claim it keeps alive, and whose they are. */
     struct ns_tenant *tenant;
+    bool put_off; /* sink: its tenant may begin no more; others go past it */
     struct ns_work *next_held, *previous_held;
     bool held;
 
@@ -114,6 +115,10 @@ struct ns_pipeline {
 
     /* Monotonic time at which nothing may run any more; INT64_MAX: go on. */
     _Atomic int64_t stop_ms;
+
+    /* Works that are put off: they count in a window of their own, since they
+     * would fill that of all. Written by the sink. */
+    _Atomic uint64_t n_put_off, bytes_put_off;
 
     /* For the watchdog: since when, or 0. */
     _Atomic int64_t pass_since_ms, store_since_ms;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/metrics.h"
 #include "daemon/pipeline.h"
 #include "daemon/work.h"
 
@@ -338,6 +339,8 @@ struct world {
     _Atomic int n_finish_calls, n_checkpoints;
     const char *cancel_id;
     int64_t pass_limit_ms, store_limit_ms;
+    uint32_t tenant_jobs;
+    struct ns_metrics *metrics;
     _Atomic int claim_hangs_ms; /* once */
     uint64_t window_bytes;
     int most_out, most_held, most_alone, n_tended;
@@ -736,6 +739,8 @@ start(struct world *world, struct ns_engine *engine, uint32_t window)
     if (world->pass_limit_ms)
         options.tuning.pass_limit_ms = world->pass_limit_ms;
     options.tuning.store_limit_ms = world->store_limit_ms;
+    options.tuning.tenant_jobs = world->tenant_jobs;
+    options.metrics = world->metrics;
     if (world->window_bytes)
         options.window_bytes = world->window_bytes;
     assert_int_equal(ns_pipeline_create(&options, &pipeline, &err), NS_OK);
@@ -1093,6 +1098,54 @@ kill_again_and_again(int n_done)
     destroy_world(world);
 }
 
+/* One tenant sends ten windows of jobs and may have one begun; what another
+ * sent behind them is done while most of those still wait, and none is lost. */
+static void
+a_flood_from_one_tenant_stops_no_other(void **state)
+{
+    enum { WINDOW = 4, FLOOD = 10 * WINDOW, OTHERS = 6 };
+    struct world *world = make_world();
+    struct ns_engine *engine = make_engine();
+    struct ns_metrics metrics;
+    struct ns_pipeline *pipeline;
+    uint64_t most_put_off = 0;
+    int n_done, n_before = -1, wait_ms;
+
+    (void)state;
+    ns_metrics_init(&metrics);
+    world->tenant_jobs = 1;
+    world->metrics = &metrics;
+    for (int i = 0; i < FLOOD; i++)
+        add_job(world, "a", SLOW, 48, ",\"nightshift\":{\"tenant\":\"a\"}");
+    for (int i = 0; i < OTHERS; i++)
+        add_job(world, "b", RUNS, 16, ",\"nightshift\":{\"tenant\":\"b\"}");
+    pipeline = start(world, engine, WINDOW);
+    while (ns_pipeline_turn(pipeline, &wait_ms)) {
+        uint64_t put_off = atomic_load(&metrics.put_off);
+
+        most_put_off = put_off > most_put_off ? put_off : most_put_off;
+        n_done = 0;
+        for (int i = FLOOD; i < world->n_jobs; i++)
+            n_done += world->job[i].n_rows;
+        if (n_done == OTHERS && n_before < 0) {
+            n_before = 0;
+            for (int i = 0; i < FLOOD; i++)
+                n_before += world->job[i].n_rows;
+        }
+        usleep(wait_ms > 1 ? 1000 : 100);
+    }
+    assert_in_range(n_before, 0, FLOOD / 2);
+    assert_in_range(most_put_off, WINDOW, FLOOD + OTHERS);
+    assert_int_equal(atomic_load(&metrics.put_off), 0);
+    for (int i = 0; i < world->n_jobs; i++) {
+        assert_int_equal(world->job[i].n_rows, 1);
+        assert_string_equal(world->job[i].status, "ok");
+    }
+    ns_pipeline_destroy(pipeline);
+    destroy_world(world);
+    destroy_engine(engine);
+}
+
 static void
 a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok(void **state)
 {
@@ -1378,6 +1431,7 @@ main(void)
         cmocka_unit_test(
             a_pipeline_that_is_dropped_in_the_middle_ends_in_order),
         cmocka_unit_test(a_job_that_took_the_process_down_before_runs_alone),
+        cmocka_unit_test(a_flood_from_one_tenant_stops_no_other),
         cmocka_unit_test(
             a_job_that_kills_the_process_ends_dead_and_its_neighbours_ok),
         cmocka_unit_test(the_same_behind_many_jobs_that_are_read_again),
