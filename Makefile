@@ -152,7 +152,7 @@ $B/bench/nightshiftd: $B/daemon/main.o $B/bench/instant_engine.o $(ARCHIVES)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) $(INSTANT:%=-Wl,--wrap=ns_engine_%) -o $@ $^ $(ALL_LIBS)
 # The daemon as it ships, with fault points around it: tests/faults/points.c.
 POINTS := ns_ends_open PQpipelineSync rd_kafka_commit clock_gettime
-$B/tests/daemon/test_faults $B/tests/daemon/test_outages $B/tests/daemon/test_soak: | $B/tests/nightshiftd $B/nightshiftd
+$(addprefix $B/tests/daemon/test_,away faults outages soak): | $B/tests/nightshiftd $B/nightshiftd
 $B/tests/nightshiftd: $B/daemon/main.o $B/tests/faults/points.o $(ARCHIVES)
 	$(call say,LD,$@)
 	$Q$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(POINTS:%=-Wl,--wrap=%) $(ALL_LIBS)

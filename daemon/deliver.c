@@ -35,7 +35,7 @@ struct deliver {
     size_t n_runs;           /* claims that were ours, up to a window's worth */
     size_t n_final;          /* in a row: jobs that were done before */
     struct ns_work *alone;   /* held; nothing is claimed beside it */
-    int64_t heartbeat_at_ms;
+    int64_t every_ms, heartbeat_at_ms;
     bool lost; /* the store is of no more use */
     uint64_t jitter;
 
@@ -214,6 +214,8 @@ ask_once(struct deliver *deliver, enum operation operation, void *items,
     return ns_fail(err, NS_FATAL, "operation %d of a store", (int)operation);
 }
 
+static void heartbeat(struct deliver *deliver);
+
 /* One operation over `n` items until it is answered. False: the store is lost,
  * and with it the outcomes. */
 static bool
@@ -223,9 +225,13 @@ ask(struct deliver *deliver, enum operation operation, void *items, size_t n)
     struct ns_error err = { 0 };
     enum ns_status status = NS_OK;
 
-    if (deliver->lost)
-        return false;
     for (unsigned n_tries = 0; n > 0; n_tries++) {
+        /* Our leases may have run out meanwhile, and what is claimed be the
+         * second message of a job that we hold: it would take it from us. */
+        if (operation == CLAIM && n_tries > 0)
+            heartbeat(deliver);
+        if (deliver->lost)
+            return false;
         atomic_store(&pipeline->store_since_ms, ns_now_ms());
         status = ask_once(deliver, operation, items, n, &err);
         atomic_store(&pipeline->store_since_ms, 0);
@@ -304,8 +310,12 @@ checkpoint(struct deliver *deliver)
     if (ask(deliver, CHECKPOINT, items, n))
         count_checkpoints(deliver, items, n);
     for (size_t at = 0; at < deliver->n; at++)
-        if (deliver->batch[at]->action == NS_DO_CHECKPOINT)
-            ns_blocks_destroy((struct ns_blocks *)deliver->batch[at]);
+        if (deliver->batch[at]->action == NS_DO_CHECKPOINT) {
+            struct ns_blocks *blocks = (struct ns_blocks *)deliver->batch[at];
+
+            atomic_store(&blocks->work->saving, false);
+            ns_blocks_destroy(blocks);
+        }
 }
 
 static void
@@ -399,6 +409,35 @@ give_back(struct deliver *deliver, struct ns_work *const *works, size_t n)
                         !answered ? NS_ON_LOST
                         : items[i].outcome == NS_STORE_FENCED ? NS_ON_FENCED
                                                               : NS_ON_STORED);
+    }
+}
+
+/* Keeps the leases, and hears who lost his and who is to be cancelled. The
+ * list may be longer than a batch: each call takes the next ones. */
+static void
+heartbeat(struct deliver *deliver)
+{
+    struct ns_heartbeat items[BATCH];
+    struct ns_work *works[BATCH], *work = deliver->held;
+    size_t n;
+
+    deliver->heartbeat_at_ms = ns_now_ms() + deliver->every_ms;
+    while (work) {
+        for (n = 0; work && n < BATCH; work = work->next_held) {
+            items[n] = (struct ns_heartbeat){ .job = work->job,
+                                              .fence = work->claim.fence };
+            works[n++] = work;
+        }
+        if (!ask(deliver, HEARTBEAT, items, n))
+            return;
+        for (size_t i = 0; i < n; i++) {
+            if (items[i].cancel)
+                atomic_store(&works[i]->cancel, true);
+            if (items[i].outcome == NS_STORE_FENCED) {
+                atomic_store(&works[i]->fenced, true);
+                let_go(deliver, works[i]);
+            }
+        }
     }
 }
 
@@ -611,6 +650,9 @@ claim_waiting(struct deliver *deliver)
            !atomic_load(&pipeline->paused)) {
         if (deliver->n_final >= REPLAY && pass_over_done(deliver))
             continue;
+        /* As where a call is made again: behind an answer that took long. */
+        if (ns_now_ms() >= deliver->heartbeat_at_ms)
+            heartbeat(deliver);
         batch = deliver->n_runs < pipeline->options.window ? 1 : BATCH;
         if (batch > most - deliver->n_held)
             batch = most - deliver->n_held;
@@ -618,34 +660,6 @@ claim_waiting(struct deliver *deliver)
         if (n == 0)
             break;
         claim(deliver, works, n);
-    }
-}
-
-/* Keeps the leases, and hears who lost his and who is to be cancelled. The
- * list may be longer than a batch: each call takes the next ones. */
-static void
-heartbeat(struct deliver *deliver)
-{
-    struct ns_heartbeat items[BATCH];
-    struct ns_work *works[BATCH], *work = deliver->held;
-    size_t n;
-
-    while (work) {
-        for (n = 0; work && n < BATCH; work = work->next_held) {
-            items[n] = (struct ns_heartbeat){ .job = work->job,
-                                              .fence = work->claim.fence };
-            works[n++] = work;
-        }
-        if (!ask(deliver, HEARTBEAT, items, n))
-            return;
-        for (size_t i = 0; i < n; i++) {
-            if (items[i].cancel)
-                atomic_store(&works[i]->cancel, true);
-            if (items[i].outcome == NS_STORE_FENCED) {
-                atomic_store(&works[i]->fenced, true);
-                let_go(deliver, works[i]);
-            }
-        }
     }
 }
 
@@ -703,14 +717,14 @@ ns_deliver_thread(void *data)
     struct deliver deliver = { .pipeline = pipeline,
                                .store = pipeline->options.store,
                                .jitter = pipeline->jitter };
-    int64_t every_ms = deliver.store->ops->heartbeat_ms(deliver.store);
     struct ns_errand *errand;
     bool asks = deliver.store->ops->tend != NULL;
     int64_t wait_ms;
 
-    if (every_ms <= 0 || every_ms > HEARTBEAT_MS)
-        every_ms = HEARTBEAT_MS;
-    deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
+    deliver.every_ms = deliver.store->ops->heartbeat_ms(deliver.store);
+    if (deliver.every_ms <= 0 || deliver.every_ms > HEARTBEAT_MS)
+        deliver.every_ms = HEARTBEAT_MS;
+    deliver.heartbeat_at_ms = ns_now_ms() + deliver.every_ms;
     for (;;) {
         wait_ms = -1;
         if (deliver.held || asks || deliver.waiting) {
@@ -729,11 +743,9 @@ ns_deliver_thread(void *data)
         if (deliver.n > 0)
             handle(&deliver);
         if (ns_now_ms() >= deliver.heartbeat_at_ms) {
-            if (deliver.held)
-                heartbeat(&deliver);
+            heartbeat(&deliver);
             if (asks)
                 tend(&deliver);
-            deliver.heartbeat_at_ms = ns_now_ms() + every_ms;
             claim_waiting(&deliver); /* a stop lets them go */
         }
     }

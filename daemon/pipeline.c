@@ -297,12 +297,14 @@ ns_pipeline_create(const struct ns_pipeline_options *options,
     atomic_store(&pipeline->stop_ms, INT64_MAX);
     pthread_mutex_init(&pipeline->lock, NULL);
 
-    /* Every job in flight fits each queue; the sink's has room for blocks. */
+    /* Every job in flight fits each queue, so that no thread ever waits for a
+     * sink that waits for its store: beside itself a job has at most two lots
+     * of blocks there, those that are being saved and the last ones. */
     status = ns_queue_create(window, false, &pipeline->to_pool, err);
     if (status == NS_OK)
         status = ns_queue_create(window, false, &pipeline->to_engine, err);
     if (status == NS_OK)
-        status = ns_queue_create(2 * (size_t)window, false, &pipeline->to_sink,
+        status = ns_queue_create(3 * (size_t)window, false, &pipeline->to_sink,
                                  err);
     if (status == NS_OK)
         status = ns_queue_create(window, true, &pipeline->to_loop, err);

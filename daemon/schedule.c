@@ -94,8 +94,20 @@ send_blocks(struct schedule *schedule, struct ns_work *work)
         return;
     work->unsaved = NULL;
     work->checkpoint_ms = ns_now_ms();
+    atomic_store(&work->saving, true);
     if (!ns_queue_push(schedule->pipeline->to_sink, blocks))
         ns_blocks_destroy(blocks);
+}
+
+/* While those before are still on their way, as for as long as the store is
+ * away, they gather here and go together: so the queue of the sink has room. */
+static void
+send_when_due(struct schedule *schedule, struct ns_work *work)
+{
+    if (!atomic_load(&work->saving) &&
+        ns_now_ms() - work->checkpoint_ms >=
+            ns_pipeline_tuning(schedule->pipeline).checkpoint_ms)
+        send_blocks(schedule, work);
 }
 
 /* --- jobs in parts ------------------------------------------------------- */
@@ -135,11 +147,14 @@ leave_parent(struct schedule *schedule, struct ns_work *parent,
              enum ns_job_event event)
 {
     disperse(schedule, parent);
-    if (event == NS_ON_STOP || event == NS_ON_TROUBLE ||
-        event == NS_ON_DONE) /* the next round is behind these */
+    if (event == NS_ON_STOP || event == NS_ON_TROUBLE)
         send_blocks(schedule, parent);
-    ns_blocks_destroy(parent->unsaved);
-    parent->unsaved = NULL;
+    else if (event == NS_ON_DONE && !atomic_load(&parent->saving))
+        send_blocks(schedule, parent); /* the next round is behind these */
+    if (event != NS_ON_DONE) {
+        ns_blocks_destroy(parent->unsaved);
+        parent->unsaved = NULL;
+    }
     ns_work_advance(schedule->pipeline, parent, event);
 }
 
@@ -385,9 +400,8 @@ node_done(struct schedule *schedule, struct ns_work *node,
     ns_ids_fini(&tokens);
     if (++parts->n_done == parts->n)
         leave_parent(schedule, parent, NS_ON_DONE);
-    else if (ns_now_ms() - parent->checkpoint_ms >=
-             ns_pipeline_tuning(pipeline).checkpoint_ms)
-        send_blocks(schedule, parent);
+    else
+        send_when_due(schedule, parent);
 }
 
 /* What one node can not do, the job can not. */
@@ -459,9 +473,7 @@ block(struct schedule *schedule, struct ns_work *work,
         leave(schedule, work, end);
         return;
     }
-    if (ns_now_ms() - work->checkpoint_ms >=
-        ns_pipeline_tuning(pipeline).checkpoint_ms)
-        send_blocks(schedule, work);
+    send_when_due(schedule, work);
 }
 
 static void

@@ -72,6 +72,7 @@ struct ns_work {
     uint32_t n_blocks;      /* told of, those before a resume counted */
     int64_t checkpoint_ms;  /* of the last one sent */
     struct ns_blocks *unsaved; /* owned */
+    _Atomic bool saving; /* blocks are on their way: until the sink has them */
     bool no_checkpoints;       /* one was lost: no later one without it */
 
     /* Sink thread: the works whose claim it keeps alive, and whose they are. */

@@ -149,6 +149,7 @@ pg_stop(int signal)
 {
     if (pg_server.pid > 0) {
         kill(pg_server.pid, signal);
+        kill(pg_server.pid, SIGCONT); /* a test may have left it stopped */
         pg_wait_exit(pg_server.pid);
     }
     pg_server.pid = 0;

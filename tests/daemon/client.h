@@ -97,6 +97,34 @@ port_in(const char *log_path)
     return (uint16_t)port;
 }
 
+/* A counter or gauge without labels; -1: there is none of that name. */
+static inline int64_t
+metric_of(uint16_t port, const char *name)
+{
+    char *answer = ask(port, "GET", "/metrics"), line[128];
+    const char *at;
+    int64_t value = -1;
+
+    snprintf(line, sizeof(line), "\n%s ", name);
+    at = strstr(answer, line);
+    if (at)
+        value = strtoll(at + strlen(line), NULL, 10);
+    free(answer);
+    return value;
+}
+
+static inline void
+wait_for_metric(uint16_t port, const char *name, int64_t least)
+{
+    int64_t until = now_ms() + LIMIT_MS;
+
+    while (metric_of(port, name) < least) {
+        if (now_ms() > until)
+            fail_msg("%s is never %d", name, (int)least);
+        usleep(20000);
+    }
+}
+
 static inline void
 wait_for_status(uint16_t port, const char *path, int status)
 {

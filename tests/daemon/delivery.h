@@ -329,6 +329,37 @@ progress_of(const char *topic)
                   "nightshift.block WHERE job_id LIKE '%s-%%')", topic, topic);
 }
 
+static inline int64_t
+rows_of(const char *topic)
+{
+    return number("SELECT count(*) FROM nightshift.result WHERE job_id LIKE "
+                  "'%s-%%'", topic);
+}
+
+static inline void
+wait_for_rows(const char *topic, int64_t n)
+{
+    int64_t until = now_ms() + SOON_MS;
+
+    while (rows_of(topic) < n) {
+        if (now_ms() > until)
+            fail_msg("%d rows of %s, not %d", (int)rows_of(topic), topic,
+                     (int)n);
+        usleep(50000);
+    }
+}
+
+/* Another value for a setting that the configuration of the topic has. */
+static inline void
+put_setting(const char *topic, const char *name, const char *value)
+{
+    char command[PATH_MAX * 2];
+
+    snprintf(command, sizeof(command), "sed -i 's/^%s = .*/%s = %s/' '%s'",
+             name, name, value, in_folder("%s.conf", topic));
+    assert_int_equal(system(command), 0);
+}
+
 static int
 setup_servers(void **state)
 {

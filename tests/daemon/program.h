@@ -220,6 +220,21 @@ wait_until_exists(const char *path)
     }
 }
 
+static inline long
+resident_kb(pid_t pid)
+{
+    char path[64];
+    long n = 0;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
+    file = fopen(path, "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%*d %ld", &n), 1);
+    fclose(file);
+    return n * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
 /* `n` jobs of mixed modes and lengths, of which every tenth is bad. */
 static inline void
 write_jobs(const char *path, int n, int longest)

@@ -50,37 +50,6 @@ make_room(const char *at)
     assert_int_equal(unlink(path), 0);
 }
 
-static int64_t
-rows_of(const char *topic)
-{
-    return number("SELECT count(*) FROM nightshift.result WHERE job_id LIKE "
-                  "'%s-%%'", topic);
-}
-
-static void
-wait_for_rows(const char *topic, int64_t n)
-{
-    int64_t until = now_ms() + SOON_MS;
-
-    while (rows_of(topic) < n) {
-        if (now_ms() > until)
-            fail_msg("%d rows of %s, not %d", (int)rows_of(topic), topic,
-                     (int)n);
-        usleep(50000);
-    }
-}
-
-/* Another value for a setting that the configuration of the topic has. */
-static void
-put_setting(const char *topic, const char *name, const char *value)
-{
-    char command[PATH_MAX * 2];
-
-    snprintf(command, sizeof(command), "sed -i 's/^%s = .*/%s = %s/' '%s'",
-             name, name, value, in_folder("%s.conf", topic));
-    assert_int_equal(system(command), 0);
-}
-
 static void
 while_the_disk_of_the_database_is_full_results_wait(void **state)
 {
@@ -270,21 +239,6 @@ count_in(pid_t pid, const char *what)
     assert_int_equal(fscanf(pipe, "%ld", &n), 1);
     pclose(pipe);
     return n;
-}
-
-static long
-resident_kb(pid_t pid)
-{
-    char path[64];
-    long n = 0;
-    FILE *file;
-
-    snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
-    file = fopen(path, "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%*d %ld", &n), 1);
-    fclose(file);
-    return n * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 static void
