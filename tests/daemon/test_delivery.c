@@ -8,6 +8,7 @@
 
 #include "connectors/job.h"
 #include "connectors/kafka.h"
+#include "tests/daemon/client.h"
 #include "tests/daemon/delivery.h"
 
 /* --- tests ------------------------------------------------------------- */
@@ -218,6 +219,54 @@ three_daemons_that_come_go_and_sleep_share_the_work(void **state)
     assert_one_outcome_each(&load);
 }
 
+/* What runs goes on where it is; the new owner of its partition hears that it
+ * is held, waits, and acknowledges it once its row stands. The results' table
+ * is locked, so that the jobs of the first daemon end only when they may. */
+static void
+a_job_goes_on_when_its_partition_moves_and_its_result_counts(void **state)
+{
+    struct load load = { .topic = "moves", .longest = 20 };
+    PGconn *lock = pg_open_as("ns", "postgres");
+    int64_t until = now_ms() + SOON_MS, n_waiting;
+    uint16_t port;
+    pid_t pid[2];
+
+    (void)state;
+    NEEDS_BROKER();
+    prepare_topic(&load, "[http]\nlisten = 127.0.0.1:0\n");
+    put_setting("moves", "lease", "5m");
+    put_setting("moves", "answer", "5m");
+    PQclear(PQexec(lock, "BEGIN; LOCK TABLE nightshift.result IN EXCLUSIVE "
+                         "MODE"));
+    /* One job a partition, and no other message: whichever moves, moves. */
+    send_up_to(&load, 3);
+    pid[0] = start_daemon("moves", 0);
+    while (number("SELECT count(*) FROM nightshift.job WHERE state = 'running' "
+                  "AND job_id LIKE 'moves-%%'") < 3) {
+        assert_true(now_ms() < until);
+        usleep(20000);
+    }
+    pid[1] = start_daemon("moves", 1);
+    wait_until_says(in_folder("moves.1.err"), "kafka.assigned");
+    wait_until_says(in_folder("moves.0.err"), "kafka.revoked");
+    port = port_in(in_folder("moves.1.err"));
+    wait_for_metric(port, "nightshift_jobs_in_flight", 1);
+    n_waiting = metric_of(port, "nightshift_jobs_in_flight");
+    assert_int_equal(rows_of("moves"), 0);
+    PQclear(PQexec(lock, "ROLLBACK"));
+    PQfinish(lock);
+    wait_for_rows("moves", 3);
+    wait_until_read("moves");
+    assert_true(metric_of(port, "nightshift_jobs_duplicate_total") >=
+                n_waiting);
+    assert_int_equal(metric_of(port, "nightshift_passes_total"), 0);
+    for (int i = 0; i < 2; i++)
+        stop_daemon(pid[i]);
+    assert_one_outcome_each(&load);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.job WHERE job_id "
+                            "LIKE 'moves-%%' AND attempt <> 1"), 0);
+}
+
 static void
 the_broker_and_the_database_crash_and_come_back(void **state)
 {
@@ -252,13 +301,19 @@ static void
 without_a_broker_or_a_database_it_waits_and_ends_at_once(void **state)
 {
     int64_t began;
+    uint16_t port;
     pid_t pid;
 
     (void)state;
     NEEDS_BROKER();
-    write_config("nobroker", "127.0.0.1:1", "");
+    write_config("nobroker", "127.0.0.1:1",
+                 "[http]\nlisten = 127.0.0.1:0\n");
     pid = start_daemon("nobroker", 0);
     wait_until_says(in_folder("nobroker.0.err"), "kafka.trouble");
+    port = port_in(in_folder("nobroker.0.err"));
+    wait_for_status(port, "/healthz", 200);
+    assert_int_equal(get_status(port, "/readyz"), 503);
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
     assert_false(file_says(in_folder("nobroker.0.err"), "daemon.ready"));
     began = now_ms();
     stop_daemon(pid);
@@ -530,6 +585,8 @@ main(int argc, char **argv)
         cmocka_unit_test(
             killed_at_random_moments_no_message_is_lost_or_answered_twice),
         cmocka_unit_test(three_daemons_that_come_go_and_sleep_share_the_work),
+        cmocka_unit_test(
+            a_job_goes_on_when_its_partition_moves_and_its_result_counts),
         cmocka_unit_test(the_broker_and_the_database_crash_and_come_back),
         cmocka_unit_test(the_older_of_two_with_one_name_ends_to_be_started_again),
         cmocka_unit_test(

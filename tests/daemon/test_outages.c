@@ -50,12 +50,15 @@ make_room(const char *at)
     assert_int_equal(unlink(path), 0);
 }
 
+enum { WINDOW = 24 }; /* write_config() */
+
 static void
 while_the_disk_of_the_database_is_full_results_wait(void **state)
 {
-    struct load load = { .topic = "nospace", .n_jobs = 30, .longest = 60 };
+    struct load load = { .topic = "nospace", .n_jobs = 60, .longest = 60 };
     char at[128];
-    int64_t before;
+    int64_t before, received;
+    uint16_t port;
     pid_t pid;
 
     (void)state;
@@ -68,16 +71,26 @@ while_the_disk_of_the_database_is_full_results_wait(void **state)
     /* Only the bytes of answers and blocks: the rest is where it was. */
     DO("ALTER TABLE nightshift.result SET TABLESPACE small");
     fill(at);
-    prepare_load(&load, "");
+    prepare_load(&load, "[http]\nlisten = 127.0.0.1:0\n");
     before = rows_of("nospace");
     pid = start_daemon("nospace", 0);
     wait_until_says(in_folder("nospace.0.err"), "53100");
+    port = port_in(in_folder("nospace.0.err"));
+    wait_for_status(port, "/readyz", 503);
+    assert_int_equal(get_status(port, "/healthz"), 200);
+    /* The window is full, and behind it nothing is taken in. */
+    wait_for_metric(port, "nightshift_jobs_in_flight", WINDOW);
+    received = metric_of(port, "nightshift_jobs_received_total");
     usleep(500000);
+    assert_int_equal(metric_of(port, "nightshift_jobs_received_total"),
+                     received);
+    assert_true(received < load.n_messages);
     assert_int_equal(waitpid(pid, NULL, WNOHANG), 0); /* it lives, and waits */
     assert_true(lag_of("nospace") > 0);
     /* What fits into the last page may stand. */
     assert_true(rows_of("nospace") - before < load.n_jobs);
     make_room(at);
+    wait_for_status(port, "/readyz", 200);
     wait_until_read("nospace");
     stop_daemon(pid);
     assert_one_outcome_each(&load);
@@ -149,7 +162,8 @@ while_the_broker_is_frozen_jobs_go_on_and_their_rows_land(void **state)
     kill(broker.pid, SIGSTOP);
     before = rows_of("frozen");
     wait_for_rows("frozen", before + 5);
-    usleep(4000000); /* longer than the session */
+    /* Longer than the session: its partitions are lost to it. */
+    wait_until_says(in_folder("frozen.0.err"), "lost=1");
     kill(broker.pid, SIGCONT);
     assert_true(broker_answers(&broker, SOON_MS));
     wait_until_read("frozen");
@@ -164,11 +178,12 @@ a_new_group_on_an_old_topic_runs_nothing_again(void **state)
 {
     struct load load = { .topic = "forgotten", .n_jobs = 30, .longest = 20 };
     int64_t attempts;
+    uint16_t port;
     pid_t pid;
 
     (void)state;
     NEEDS_BROKER();
-    prepare_load(&load, "");
+    prepare_load(&load, "[http]\nlisten = 127.0.0.1:0\n");
     pid = start_daemon("forgotten", 0);
     wait_until_read("forgotten");
     stop_daemon(pid);
@@ -176,6 +191,8 @@ a_new_group_on_an_old_topic_runs_nothing_again(void **state)
                       "LIKE 'forgotten-%%'");
     put_setting("forgotten", "group.id", "amnesiac");
     pid = start_daemon("forgotten", 1);
+    wait_until_says(in_folder("forgotten.1.err"), "daemon.ready");
+    port = port_in(in_folder("forgotten.1.err"));
     for (int64_t until = now_ms() + SOON_MS, left = 1; left > 0;) {
         assert_true(now_ms() < until);
         usleep(200000);
@@ -186,6 +203,13 @@ a_new_group_on_an_old_topic_runs_nothing_again(void **state)
             left -= at > 0 ? at : 0;
         }
     }
+    /* All of them came again, none went into a pass, and each good one was
+     * acknowledged for its row. */
+    assert_true(metric_of(port, "nightshift_jobs_received_total") >=
+                load.n_messages);
+    assert_true(metric_of(port, "nightshift_jobs_duplicate_total") >=
+                load.n_jobs);
+    assert_int_equal(metric_of(port, "nightshift_passes_total"), 0);
     stop_daemon(pid);
     assert_one_outcome_each(&load);
     assert_int_equal(number("SELECT sum(attempt) FROM nightshift.job WHERE "
@@ -290,6 +314,7 @@ when_the_database_fails_over_its_replica_has_every_row(void **state)
                                  "-X", "stream", "-c", "fast", "-C", "-S",
                                  "copy", NULL };
     const char *const serve[] = { program, "-D", replica, "-p", port, NULL };
+    int64_t before;
     pid_t pid, server;
 
     (void)state;
@@ -322,7 +347,8 @@ when_the_database_fails_over_its_replica_has_every_row(void **state)
     assert_int_equal(system(command), 0);
     pid = start_daemon("failover", 0);
     wait_for_rows("failover", 5);
-    pg_stop(SIGKILL); /* for good */
+    before = rows_of("failover"); /* at least these were answered for */
+    pg_stop(SIGKILL);             /* for good */
     snprintf(program, sizeof(program), "%s/pg_ctl", pg_server.bin);
     {
         const char *const promote[] = { program, "promote", "-D", replica,
@@ -333,11 +359,16 @@ when_the_database_fails_over_its_replica_has_every_row(void **state)
     pg_server.port = other;
     PQfinish(admin);
     admin = pg_open_as("ns", "postgres");
+    assert_true(rows_of("failover") >= before);
     DO("ALTER SYSTEM RESET synchronous_standby_names");
     DO("SELECT pg_reload_conf()");
     wait_until_read("failover");
     stop_daemon(pid);
     assert_one_outcome_each(&load);
+    /* It was the same daemon that went over, and it cost no job a thing. */
+    assert_true(file_says(in_folder("failover.0.err"), "store.back"));
+    assert_int_equal(number("SELECT count(*) FROM nightshift.job WHERE job_id "
+                            "LIKE 'failover-%%' AND retries > 0"), 0);
 
     /* Back to the first one, for whoever comes next. */
     kill(server, SIGQUIT);
