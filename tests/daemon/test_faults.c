@@ -220,6 +220,67 @@ killed_at_a_checkpoint_a_block_is_there_or_not_and_never_half(void **state)
     }
 }
 
+/* Jobs of some blocks, the same whatever their topic. */
+static void
+send_seeded(struct load *load)
+{
+    char text[512];
+
+    prepare_topic(load, "[http]\nlisten = 127.0.0.1:0\n");
+    for (int i = 0; i < load->n_jobs; i++) {
+        snprintf(text, sizeof(text), "{\"custom_id\":\"%s-%d\",\"body\":{"
+                 "\"messages\":[{\"role\":\"user\",\"content\":\"tell me all\""
+                 "}],\"max_tokens\":400,\"seed\":%d},\"nightshift\":{\"mode\":"
+                 "\"diffusion\"}}", load->topic, i, i);
+        send_text(load->topic, i % PARTITIONS, NULL, text);
+        DO("INSERT INTO expected VALUES ('%s', '%s-%d', false)", load->topic,
+           load->topic, i);
+    }
+    assert_true(produce_flush(&broker));
+}
+
+static void
+killed_between_checkpoints_a_job_goes_on_at_its_last_block(void **state)
+{
+    struct load whole = { .topic = "whole", .n_jobs = 8 };
+    struct load cut = { .topic = "cut", .n_jobs = 8 };
+    int64_t n_blocks, n_seen;
+    pid_t pid;
+
+    (void)state;
+    NEEDS_BROKER();
+    send_seeded(&whole);
+    pid = start_daemon("whole", 0);
+    wait_until_read("whole");
+    stop_daemon(pid);
+    assert_one_outcome_each(&whole);
+
+    send_seeded(&cut);
+    pid = start_faulty("cut", 0, "after_checkpoint:kill@1");
+    assert_int_equal(wait_for(pid, LIMIT_MS), -SIGKILL);
+    n_seen = blocks_of("cut");
+    assert_true(n_seen > 0);
+    /* Of the jobs that have no row yet. */
+    n_blocks = number("SELECT sum(blocks) FROM nightshift.result WHERE job_id "
+                      "LIKE 'whole-%%' AND replace(job_id, 'whole', 'cut') NOT "
+                      "IN (SELECT job_id FROM nightshift.result)");
+    pid = start_daemon("cut", 1);
+    wait_until_read("cut");
+    /* What stood is not made again, and the answers are those of a whole run. */
+    assert_int_equal(metric_of(port_in(in_folder("cut.1.err")),
+                               "nightshift_canvas_blocks_total"),
+                     n_blocks - n_seen);
+    stop_daemon(pid);
+    assert_one_outcome_each(&cut);
+    assert_int_equal(number("SELECT count(*) FROM nightshift.result a JOIN "
+                            "nightshift.result b ON b.job_id = "
+                            "replace(a.job_id, 'whole', 'cut') WHERE a.job_id "
+                            "LIKE 'whole-%%' AND (a.status, a.content, a.blocks, "
+                            "a.completion_tokens, a.finish_reason) IS NOT "
+                            "DISTINCT FROM (b.status, b.content, b.blocks, "
+                            "b.completion_tokens, b.finish_reason)"), 8);
+}
+
 static void
 killed_around_a_final_row_it_is_written_once(void **state)
 {
@@ -467,6 +528,8 @@ main(void)
             killed_behind_a_claim_the_job_is_taken_over_when_its_lease_ends),
         cmocka_unit_test(
             killed_at_a_checkpoint_a_block_is_there_or_not_and_never_half),
+        cmocka_unit_test(
+            killed_between_checkpoints_a_job_goes_on_at_its_last_block),
         cmocka_unit_test(killed_around_a_final_row_it_is_written_once),
         cmocka_unit_test(killed_around_an_offset_nothing_runs_twice),
         cmocka_unit_test(killed_around_a_dead_letter_it_is_written_once),
