@@ -52,6 +52,19 @@ divide_up(size_t n, size_t by)
     return (uint32_t)((n + by - 1) / by);
 }
 
+/* cos and sin of an angle of up to the context's length. sinf and cosf reduce a
+ * large one in local memory; in double, 2^18 radians lose nothing that a float
+ * holds. */
+__device__ static inline void
+ns_turn(float angle, float *c, float *s)
+{
+    double turns = (double)angle * 0.15915494309189533577;
+    float half = (float)(2 * (turns - rint(turns)));
+
+    *c = ns_cospi(half);
+    *s = ns_sinpi(half);
+}
+
 /* What a kernel saw that it must not see; the first one stays. */
 struct fault {
     int32_t kind; /* 0: none; 1: a token outside the vocabulary */

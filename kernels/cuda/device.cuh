@@ -254,6 +254,19 @@ ns_bits_float(uint32_t bits)
     return __uint_as_float(bits);
 }
 
+/* sin and cos of pi * x */
+__device__ static inline float
+ns_sinpi(float x)
+{
+    return sinpif(x);
+}
+
+__device__ static inline float
+ns_cospi(float x)
+{
+    return cospif(x);
+}
+
 #endif /* NS_CUDASIM */
 
 __device__ static inline float

@@ -86,7 +86,7 @@ layer_end_kernel(struct layer_end args)
     uint32_t n = args.x.n_cols, i = blockIdx.x;
     const float *m = row_at(args.m, i), *e = row_at(args.e, i);
     float *x = row_at(args.x, i);
-    float scalar = args.scalar[args.decoder[i]];
+    float scalar = args.decoder[i] ? args.scalar[1] : args.scalar[0];
     float inverse_m = inverse_rms(m, n, args.eps, part);
     float inverse_e = inverse_rms(e, n, args.eps, part);
     float sum = 0, inverse;

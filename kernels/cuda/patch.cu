@@ -57,10 +57,11 @@ patch_qkv_kernel(struct ns_patch_qkv args)
         uint32_t pair = j % quarter, half = j / quarter;
         int32_t at = half ? args.y[row] : args.x[row];
         float angle = (float)at * args.frequency[pair];
-        float c = cosf(angle), s = sinf(angle);
+        float c, s;
         float *to = x + half * 2 * quarter + pair;
         float a = to[0], b = to[quarter];
 
+        ns_turn(angle, &c, &s);
         to[0] = fmaf(a, c, -(b * s));
         to[quarter] = fmaf(b, c, a * s);
     }

@@ -80,9 +80,10 @@ qkv_kernel(struct qkv args)
     if (is_q || is_k)
         for (uint32_t j = lane; j < args.kv.n_rotated; j += 32) {
             float angle = (float)position * args.frequency[j];
-            float c = cosf(angle), s = sinf(angle);
+            float c, s;
             float a = x[j], b = x[j + half];
 
+            ns_turn(angle, &c, &s);
             x[j] = fmaf(a, c, -(b * s));
             x[j + half] = fmaf(b, c, a * s);
         }

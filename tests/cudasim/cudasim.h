@@ -277,6 +277,18 @@ ns_exp2(float x)
     return exp2f(x);
 }
 
+static inline float
+ns_sinpi(float x)
+{
+    return (float)sin(M_PI * (double)x);
+}
+
+static inline float
+ns_cospi(float x)
+{
+    return (float)cos(M_PI * (double)x);
+}
+
 static inline uint16_t
 ns_bf16_of(float v)
 {
