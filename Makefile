@@ -223,7 +223,7 @@ gpu-check: cuda
 	    compute-sanitizer --error-exitcode 1 --tool $$tool $B/cuda/test_instructions || exit 1; done
 	$(again) $B/tests/engine/vectors
 	$QLD_LIBRARY_PATH=$B $B/tests/engine/vectors $(CASES) ref fp32 cuda
-$B/tests/daemon/test_cuda $B/tests/kernels/test_head_masks: | $B/cudasim/libnightshift-cuda.so
+$B/tests/daemon/test_cuda $B/tests/kernels/test_head_masks $B/tests/kernels/test_float8: | $B/cudasim/libnightshift-cuda.so
 cuda:
 	@scripts/setup.sh cuda
 	$(again) cuda-now

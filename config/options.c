@@ -96,8 +96,8 @@ static const struct option options_table[] = {
       "what products are computed in; part of engine_rev" },
 
     { "cuda.arithmetic", WORD, AT(cuda.arithmetic), "auto", 0, 0,
-      "auto|fp32|bf16", 0,
-      "what products are computed in, auto: bf16; part of engine_rev" },
+      "auto|fp32|bf16|fp8", 0,
+      "what products are computed in; part of engine_rev" },
 
     { "intake.spool", PATH, AT(intake.spool), NULL, 0, 0, NULL, 0,
       "folder with in/, work/, out/, done/, dead/" },

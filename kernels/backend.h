@@ -13,9 +13,9 @@
  * positions aligned to absolute positions. Expert copies are added in expert
  * order. The vocabulary is cut into parts that depend on its size alone.
  *
- * Activations: fp32 on the cpu backend. Weights: fp32 or bf16 as stored; f16 and
- * E4M3 with its scales are widened to fp32 when the cpu backend packs them.
- * Arithmetic is named by ns_backend.arithmetic. In "fp8" the rows in front of a
+ * Activations: fp32. Weights: fp32 or bf16 as stored; f16 is widened to fp32 when
+ * it is packed, and so is E4M3 with its scales, but by cuda in "fp8", which keeps
+ * the codes. Arithmetic is named by ns_backend.arithmetic. In "fp8" the rows in front of a
  * product with an E4M3 weight are quantised as ns_e4m3_row does it: the product
  * is that of the codes' values times both scales.
  *
@@ -344,7 +344,8 @@ struct ns_backend_options {
                              * "amx"; NULL: the best that arithmetic allows */
     const char *arithmetic; /* cpu: "fp32", "fp8", "bf16", "auto" (bf16 where
                              * the machine has it); NULL: what isa is for, else
-                             * fp32. cuda: "fp32", "bf16"; NULL or "auto": bf16 */
+                             * fp32. cuda: "fp32", "bf16", "fp8" (and bf16
+                             * where weights aren't codes); NULL, "auto": fp8 */
 };
 
 /* NS_REJECT if the machine lacks what is asked for. */

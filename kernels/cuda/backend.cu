@@ -323,9 +323,17 @@ carve(struct cuda *to, const struct ns_backend_sizes *sizes,
                                    (size_t)sizes->n_heads * sizes->head_dim),
                             PAD);
 
-    /* Products go over more rows or wider ones in several parts. */
+    size_t copies = (size_t)sizes->n_rows * sizes->top_k;
+
+    /* Products go over more rows or wider ones in several parts; experts have
+     * all copies' codes at once. */
     to->operand_bytes = larger(rows, 256) * width * sizeof(uint16_t);
+    to->operand_bytes = larger(to->operand_bytes,
+                               copies * round_up(sizes->expert_dim, PAD_E4M3));
     to->operand = piece(carver, to->operand_bytes);
+    to->operand_scales = larger(larger(rows, 256), copies);
+    to->operand_scale = (float *)piece(carver,
+                                       to->operand_scales * sizeof(float));
     to->index_count = 2 * rows;
     to->index = (uint32_t *)piece(carver, to->index_count *
                                               sizeof(*to->index));
@@ -662,18 +670,17 @@ fill_ops(struct ns_backend_ops *ops)
 
 /* ---- opening --------------------------------------------------------------- */
 
+/* "auto": products of codes where the checkpoint has codes. */
 static enum ns_status
-choose_arithmetic(const struct ns_backend_options *options, bool *bf16,
-                  struct ns_error *err)
+choose_arithmetic(const char *name, struct cuda *cuda, struct ns_error *err)
 {
-    const char *name = options->arithmetic;
-
-    *bf16 = !name || strcmp(name, "auto") == 0 || strcmp(name, "bf16") == 0;
-    if (*bf16 || strcmp(name, "fp32") == 0)
+    cuda->fp8 = !name || strcmp(name, "auto") == 0 || strcmp(name, "fp8") == 0;
+    cuda->bf16 = cuda->fp8 || strcmp(name, "bf16") == 0;
+    if (cuda->bf16 || strcmp(name, "fp32") == 0)
         return NS_OK;
     return ns_fail(err, NS_REJECT,
-                   "there is no arithmetic \"%.40s\"; there are fp32, bf16 and "
-                   "auto",
+                   "there is no arithmetic \"%.40s\"; there are fp32, bf16, "
+                   "fp8 and auto",
                    name);
 }
 
@@ -717,9 +724,9 @@ ns_backend_cuda_open(const struct ns_backend_options *options,
     enum ns_status status;
     cudaError_t error;
     int n_devices = 0;
-    bool bf16 = false;
+    struct cuda chosen;
 
-    status = choose_arithmetic(options, &bf16, err);
+    status = choose_arithmetic(options->arithmetic, &chosen, err);
     if (status != NS_OK)
         return status;
     error = cudaGetDeviceCount(&n_devices);
@@ -739,12 +746,15 @@ ns_backend_cuda_open(const struct ns_backend_options *options,
     if (!cuda)
         return ns_fail(err, NS_FATAL, "out of memory for the cuda backend");
     cuda->device = (int)options->device;
-    cuda->bf16 = bf16;
+    cuda->bf16 = chosen.bf16;
+    cuda->fp8 = chosen.fp8;
     fill_ops(&table);
     cuda->base.ops = &table;
-    cuda->base.kv_type = bf16 ? NS_BF16 : NS_F32;
+    cuda->base.kv_type = cuda->bf16 ? NS_BF16 : NS_F32;
     snprintf(cuda->base.arithmetic, sizeof(cuda->base.arithmetic), "%s",
-             bf16 ? "bf16-cuda" : "fp32-cuda");
+             cuda->fp8    ? "fp8-cuda"
+             : cuda->bf16 ? "bf16-cuda"
+                          : "fp32-cuda");
     status = take_basics(cuda, err);
     if (status != NS_OK) {
         op_close(&cuda->base);

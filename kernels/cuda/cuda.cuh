@@ -14,9 +14,12 @@
  * Arithmetic "fp32": each output is one chain of fused multiply-adds over k in
  * rising order, the cpu backend's "fp32" to the bit. "bf16": activations are
  * rounded to bf16 in front of each product with a bf16 weight, and multiplied
- * by mma.sync, sixteen k at a time in rising order, accumulated in fp32. What
- * an output is does not depend on the tile it lies in, so tiles are chosen by
- * the number of rows and the row contract holds.
+ * by mma.sync, sixteen k at a time in rising order, accumulated in fp32. "fp8":
+ * that, and weights stored as E4M3 stay codes; rows in front of them are
+ * quantised (float8.h) and multiplied 32 k at a time. A card adds those with
+ * fewer bits than a float has, so each 128 k start from zero and are added to
+ * the sum as floats. What an output is does not depend on the tile it lies in,
+ * so tiles are chosen by the number of rows and the row contract holds.
  */
 #ifndef NS_KERNELS_CUDA_CUH
 #define NS_KERNELS_CUDA_CUH
@@ -31,6 +34,7 @@ extern "C" {
 
 enum {
     PAD = 64,          /* weights and operands: k is padded to this */
+    PAD_E4M3 = 128,    /* of codes: 128 bytes as well */
     MAX_SEGMENTS = 4096,
     RING_BYTES = 16 << 20, /* pinned, for what a pass uploads */
     STAGE_BYTES = 16 << 20, /* pinned, twice: weights on their way */
@@ -87,8 +91,9 @@ enum epilogue {
 
 /* y = a . w^T, or a . w where the weight's rows are the k axis. */
 struct product {
-    const void *a; /* operand: fp32, or bf16 padded with zeros to lda */
+    const void *a; /* operand: fp32, or bf16 or codes, zeros up to lda */
     size_t lda;    /* elements */
+    const float *a_scale, *w_scale; /* of codes: a row of a, a row of w */
     const int32_t *gather; /* row i of the product is a[gather[i]]; or NULL */
     uint32_t m;
     const void *w;
@@ -174,7 +179,7 @@ struct cuda {
     struct ns_backend base; /* first */
     cudaStream_t stream;
     int device;
-    bool bf16;
+    bool bf16, fp8; /* fp8: and bf16 */
     struct ns_error sticky; /* status NS_OK while all is well */
     struct ns_backend_sizes sizes;
     size_t bytes_in_use;
@@ -195,6 +200,8 @@ struct cuda {
     /* carved out of it */
     void *operand;
     size_t operand_bytes;
+    float *operand_scale; /* [operand_scales]: of its rows, if codes */
+    size_t operand_scales;
     uint32_t *index; /* what gather, scatter and the pooling read */
     size_t index_count;
     struct expert_scratch experts;
@@ -250,6 +257,13 @@ takes_bf16(const struct cuda *cuda, enum ns_dtype w_type)
     return cuda->bf16 && w_type == NS_BF16;
 }
 
+/* Whether they are made by mma.sync: of bf16, or of codes. */
+static inline bool
+takes_mma(const struct cuda *cuda, enum ns_dtype w_type)
+{
+    return takes_bf16(cuda, w_type) || w_type == NS_E4M3;
+}
+
 static inline size_t
 operand_bytes(const struct cuda *cuda, enum ns_dtype w_type)
 {
@@ -257,7 +271,8 @@ operand_bytes(const struct cuda *cuda, enum ns_dtype w_type)
 }
 
 /* x as an operand of products with weights of the type: x itself, or its
- * rounded copy in cuda->operand, which must hold it. */
+ * rounded or quantised copy in cuda->operand, which must hold it; the scales
+ * of codes are in cuda->operand_scale. */
 const void *cuda_operand(struct cuda *cuda, struct ns_rows x,
                          enum ns_dtype w_type, size_t *lda);
 void cuda_product(struct cuda *cuda, const struct product *product);
@@ -275,7 +290,7 @@ void cuda_drop(struct ns_backend *be, struct ns_weight *weight);
 static inline size_t
 weight_ld(const struct ns_weight *w)
 {
-    return round_up(w->k, PAD);
+    return round_up(w->k, w->dtype == NS_E4M3 ? PAD_E4M3 : PAD);
 }
 
 static inline uint32_t
@@ -283,6 +298,22 @@ weight_rows(const struct ns_weight *w)
 {
     return w->packing == NS_PACK_GATED ? 2 * (uint32_t)round_up(w->n, 8)
                                        : w->n;
+}
+
+/* Of codes: a scale a packed row, behind the rows of all matrices. */
+static inline size_t
+weight_scales_at(const struct ns_weight *w)
+{
+    return (size_t)w->count * weight_rows(w) * weight_ld(w);
+}
+
+static inline const float *
+weight_scales(const struct ns_weight *w)
+{
+    return w->dtype == NS_E4M3
+               ? (const float *)(const void *)((const unsigned char *)w->data +
+                                               weight_scales_at(w))
+               : NULL;
 }
 
 void embed_cuda(struct ns_backend *be, struct ns_rows y,

@@ -144,17 +144,19 @@ experts_cuda(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
     struct cuda *cuda = cuda_of(be);
     const struct expert_scratch *s = &cuda->experts;
     uint32_t n_experts = gate_up->count, copies = x.n_rows * top_k;
-    bool wide = takes_bf16(cuda, gate_up->dtype) &&
-                takes_bf16(cuda, down->dtype) && copies / n_experts > 32;
+    bool wide = takes_mma(cuda, gate_up->dtype) &&
+                takes_mma(cuda, down->dtype) && copies / n_experts > 32;
     uint32_t per_tile = wide ? 128 : 32;
     struct placing placing = { index, weight, top_k, copies, *s };
     struct product p = {};
 
     sort_copies(cuda, &placing, n_experts, per_tile, weight_rows(gate_up));
     p.a = cuda_operand(cuda, x, gate_up->dtype, &p.lda);
+    p.a_scale = cuda->operand_scale;
     p.gather = s->row;
     p.m = copies;
     p.w = gate_up->data;
+    p.w_scale = weight_scales(gate_up);
     p.w_type = gate_up->dtype;
     p.ldw = weight_ld(gate_up);
     p.n = gate_up->n;
@@ -162,7 +164,7 @@ experts_cuda(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
     p.epilogue = GATED;
     p.y = s->inner;
     p.y_operand = takes_bf16(cuda, down->dtype);
-    p.ldy = weight_ld(down);
+    p.ldy = round_up(down->k, PAD);
     p.tiles = s->tiles;
     p.n_tiles = s->n_tiles;
     p.max_tiles = divide_up(copies, per_tile) + n_experts;
@@ -173,8 +175,14 @@ experts_cuda(struct ns_backend *be, struct ns_rows y, struct ns_rows x,
            weight_rows(down), s->tiles, s->n_tiles, false);
     p.a = s->inner;
     p.lda = p.ldy;
+    if (down->dtype == NS_E4M3) { /* its rows' scales wait for whole rows */
+        struct ns_rows inner = { (float *)s->inner, copies, down->k, p.ldy };
+
+        p.a = cuda_operand(cuda, inner, down->dtype, &p.lda);
+    }
     p.gather = NULL;
     p.w = down->data;
+    p.w_scale = weight_scales(down);
     p.w_type = down->dtype;
     p.ldw = weight_ld(down);
     p.n = down->n;

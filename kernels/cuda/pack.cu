@@ -40,8 +40,9 @@ source_row(enum ns_packing packing, const struct ns_matrix *sources,
 
 /* The packed shape, or a sentence that says why there is none. */
 static const char *
-shape_of(enum ns_packing packing, const struct ns_matrix *sources,
-         uint32_t n_sources, struct ns_weight *out)
+shape_of(const struct ns_backend *be, enum ns_packing packing,
+         const struct ns_matrix *sources, uint32_t n_sources,
+         struct ns_weight *out)
 {
     struct ns_weight w;
 
@@ -53,18 +54,21 @@ shape_of(enum ns_packing packing, const struct ns_matrix *sources,
     w.count = sources[0].count;
     w.e4m3 = sources[0].dtype == NS_E4M3;
     w.dtype = sources[0].dtype == NS_BF16 ? NS_BF16 : NS_F32;
+    if (w.e4m3 && ((const struct cuda *)be)->fp8)
+        w.dtype = NS_E4M3;
     for (uint32_t s = 0; s < n_sources; s++) {
         if (sources[s].k != w.k || sources[s].count != w.count ||
             sources[s].dtype != sources[0].dtype)
             return "sources of different shapes or types";
         if (sources[s].n == 0 || sources[s].k == 0 || sources[s].count == 0)
             return "an empty source";
+        if (w.e4m3 != (sources[s].scale != NULL))
+            return "codes go with scales, and nothing else does";
         w.n += sources[s].n;
     }
-    if (w.count > 1 && n_sources > 1)
-        return "several sources of several matrices";
-    if (packing == NS_PACK_TABLE && (n_sources != 1 || w.count != 1))
-        return "a table of several sources";
+    if (packing == NS_PACK_TABLE &&
+        (n_sources != 1 || w.count != 1 || w.e4m3))
+        return "a table is one matrix, not of codes";
     if (packing == NS_PACK_GATED) {
         if (n_sources > 2 || w.n % 2 != 0 ||
             (n_sources == 2 && sources[0].n != sources[1].n))
@@ -73,6 +77,8 @@ shape_of(enum ns_packing packing, const struct ns_matrix *sources,
     }
     w.bytes = (size_t)w.count * weight_rows(&w) * weight_ld(&w) *
               ns_dtype_bytes(w.dtype);
+    if (w.dtype == NS_E4M3)
+        w.bytes += (size_t)w.count * weight_rows(&w) * sizeof(float);
     *out = w;
     return NULL;
 }
@@ -83,8 +89,7 @@ cuda_packed_bytes(const struct ns_backend *be, enum ns_packing packing,
 {
     struct ns_weight w;
 
-    (void)be;
-    return shape_of(packing, sources, n_sources, &w) ? 0 : w.bytes;
+    return shape_of(be, packing, sources, n_sources, &w) ? 0 : w.bytes;
 }
 
 /* A half as fp32; exact. */
@@ -108,17 +113,19 @@ half_to_float(uint16_t half)
     return value;
 }
 
-/* scale: of NS_E4M3. */
+/* scale: of codes that are widened. */
 static void
-copy_row(unsigned char *to, const unsigned char *from, enum ns_dtype dtype,
-         uint32_t k, float scale)
+copy_row(unsigned char *to, enum ns_dtype to_type, const unsigned char *from,
+         enum ns_dtype dtype, uint32_t k, float scale)
 {
-    for (uint32_t i = 0; dtype == NS_E4M3 && i < k; i++) {
+    bool widened = dtype == NS_E4M3 && to_type != NS_E4M3;
+
+    for (uint32_t i = 0; widened && i < k; i++) {
         float value = ns_e4m3_value(from[i]) * scale;
 
         memcpy(to + (size_t)i * sizeof(value), &value, sizeof(value));
     }
-    if (dtype == NS_E4M3)
+    if (widened)
         return;
     if (dtype != NS_F16) {
         memcpy(to, from, k * ns_dtype_bytes(dtype));
@@ -158,12 +165,61 @@ fill_rows(const struct ns_weight *w, const struct ns_matrix *sources,
                           : (const unsigned char *)source->data +
                                 matrix * source->n * source->k *
                                     ns_dtype_bytes(source->dtype);
-        copy_row(to,
+        copy_row(to, w->dtype,
                  from_matrix + (size_t)row * source->k *
                                    ns_dtype_bytes(source->dtype),
                  source->dtype, source->k,
                  source->scale ? source->scale[matrix * source->n + row] : 1);
     }
+}
+
+/* Scales of packed rows from..from + n - 1 of all the matrices. */
+static void
+fill_scales(const struct ns_weight *w, const struct ns_matrix *sources,
+            uint32_t n_sources, size_t from, size_t n, float *to)
+{
+    const struct ns_matrix *source;
+    uint32_t rows = weight_rows(w), row;
+
+    for (size_t i = from; i < from + n; i++)
+        *to++ = source_row(w->packing, sources, n_sources, w->n,
+                           (uint32_t)(i % rows), &source, &row)
+                    ? source->scale[i / rows * source->n + row] : 0;
+}
+
+/* One pinned piece after the other: rows, or the scales behind them. */
+static cudaError_t
+send(struct cuda *cuda, const struct ns_weight *w,
+     const struct ns_matrix *sources, uint32_t n_sources, bool scales)
+{
+    size_t row_bytes = scales ? sizeof(float)
+                              : weight_ld(w) * ns_dtype_bytes(w->dtype);
+    size_t rows = (size_t)w->count * weight_rows(w);
+    size_t rows_at_once = STAGE_BYTES / row_bytes;
+    unsigned char *to = (unsigned char *)w->data +
+                        (scales ? weight_scales_at(w) : 0);
+    cudaError_t error = cudaSuccess;
+    int half = 0;
+
+    for (size_t at = 0; at < rows && error == cudaSuccess; half = !half) {
+        size_t n = rows - at < rows_at_once ? rows - at : rows_at_once;
+
+        error = cudaEventSynchronize(cuda->stage_free[half]);
+        if (error != cudaSuccess)
+            break;
+        if (scales)
+            fill_scales(w, sources, n_sources, at, n,
+                        (float *)(void *)cuda->stage[half]);
+        else
+            fill_rows(w, sources, n_sources, at, n, cuda->stage[half]);
+        error = cudaMemcpyAsync(to + at * row_bytes, cuda->stage[half],
+                                n * row_bytes, cudaMemcpyHostToDevice,
+                                cuda->stream);
+        if (error == cudaSuccess)
+            error = cudaEventRecord(cuda->stage_free[half], cuda->stream);
+        at += n;
+    }
+    return error;
 }
 
 static enum ns_status
@@ -172,28 +228,14 @@ stream(struct cuda *cuda, const struct ns_weight *w,
        struct ns_error *err)
 {
     size_t row_bytes = weight_ld(w) * ns_dtype_bytes(w->dtype);
-    size_t rows = (size_t)w->count * weight_rows(w);
-    size_t rows_at_once = STAGE_BYTES / row_bytes;
-    cudaError_t error = cudaSuccess;
-    int half = 0;
+    cudaError_t error;
 
-    if (rows_at_once == 0)
+    if (row_bytes > STAGE_BYTES)
         return ns_fail(err, NS_REJECT, "rows of %zu bytes, limit %d",
                        row_bytes, STAGE_BYTES);
-    for (size_t at = 0; at < rows && error == cudaSuccess; half = !half) {
-        size_t n = rows - at < rows_at_once ? rows - at : rows_at_once;
-
-        error = cudaEventSynchronize(cuda->stage_free[half]);
-        if (error != cudaSuccess)
-            break;
-        fill_rows(w, sources, n_sources, at, n, cuda->stage[half]);
-        error = cudaMemcpyAsync((char *)w->data + at * row_bytes,
-                                cuda->stage[half], n * row_bytes,
-                                cudaMemcpyHostToDevice, cuda->stream);
-        if (error == cudaSuccess)
-            error = cudaEventRecord(cuda->stage_free[half], cuda->stream);
-        at += n;
-    }
+    error = send(cuda, w, sources, n_sources, false);
+    if (error == cudaSuccess && w->dtype == NS_E4M3)
+        error = send(cuda, w, sources, n_sources, true);
     return error == cudaSuccess
                ? NS_OK
                : ns_fail(err, NS_FATAL, "cuda: sending weights: %s",
@@ -209,7 +251,7 @@ cuda_pack(struct ns_backend *be, enum ns_packing packing,
     struct ns_weight w;
     enum ns_status status;
 
-    problem = shape_of(packing, sources, n_sources, &w);
+    problem = shape_of(be, packing, sources, n_sources, &w);
     if (problem)
         return ns_fail(err, NS_REJECT, "cannot pack: %s", problem);
     status = be->ops->alloc(be, w.bytes, "weights", &w.data, err);

@@ -4,6 +4,8 @@
  * Plan:     bf16: BM x BN outputs a block, 64 k a stage, stages in flight by
  *           cp.async, mma.sync m16n8k16 fed by ldmatrix from rows of 128 bytes
  *           whose 16-byte pieces are turned by the row (no bank conflicts).
+ *           fp8: the same bytes, 128 k a stage, mma.sync m16n8k32; a stage's
+ *           sum is made from zero and added.
  *           fp32: 64 x 64 outputs, chains of fmaf over k.
  * Rows:     an output is one chain over k in rising order whatever the tile
  *           around it, so small and large tiles give the same bits, and a tile
@@ -12,8 +14,13 @@
  *           gathered as they are loaded.
  */
 #include <assert.h>
+#include <float.h>
 
 #include "kernels/cuda/cuda.cuh"
+
+extern "C" {
+#include "kernels/float8.h"
+}
 
 /* ---- operands ------------------------------------------------------------ */
 
@@ -31,13 +38,47 @@ round_kernel(uint16_t *to, size_t ld, struct ns_rows x)
     }
 }
 
+/* Contract: ns_e4m3_row. */
+__global__ void
+quantise_kernel(uint8_t *to, size_t ld, float *scales, struct ns_rows x)
+{
+    const float *from = row_at(x, blockIdx.x);
+    float largest = 0, scale;
+
+    for (uint32_t j = threadIdx.x; j < x.n_cols; j += blockDim.x) {
+        float size = fabsf(from[j]);
+
+        largest = fmaxf(largest, size <= FLT_MAX ? size : INFINITY);
+    }
+    largest = block_max(largest, ns_shared<float>(0));
+    scale = largest / NS_E4M3_MAX;
+    if (scale < FLT_MIN)
+        scale = largest > 0 ? FLT_MIN : 1;
+    if (largest == INFINITY) /* there was one, or a NaN: no scale */
+        scale = NAN;
+    to += blockIdx.x * ld;
+    for (uint32_t j = threadIdx.x; j < ld; j += blockDim.x)
+        to[j] = j < x.n_cols ? ns_e4m3_of(from[j] / scale) : 0;
+    if (threadIdx.x == 0)
+        scales[blockIdx.x] = scale;
+}
+
 const void *
 cuda_operand(struct cuda *cuda, struct ns_rows x, enum ns_dtype w_type,
              size_t *lda)
 {
-    if (!takes_bf16(cuda, w_type)) {
+    if (!takes_mma(cuda, w_type)) {
         *lda = x.stride;
         return x.data;
+    }
+    if (w_type == NS_E4M3) {
+        *lda = round_up(x.n_cols, PAD_E4M3);
+        assert(x.n_rows * *lda <= cuda->operand_bytes &&
+               x.n_rows <= cuda->operand_scales);
+        LAUNCH(cuda, x.n_rows, row_threads(x.n_cols), 32 * sizeof(float),
+               quantise_kernel, (uint8_t *)cuda->operand, *lda,
+               cuda->operand_scale, x);
+        return cuda->operand;
     }
     *lda = round_up(x.n_cols, PAD);
     assert(x.n_rows * *lda * sizeof(uint16_t) <= cuda->operand_bytes);
@@ -48,10 +89,15 @@ cuda_operand(struct cuda *cuda, struct ns_rows x, enum ns_dtype w_type,
 
 /* Rows of so many columns that cuda_operand takes at once. */
 static uint32_t
-operand_rows(const struct cuda *cuda, uint32_t k)
+operand_rows(const struct cuda *cuda, enum ns_dtype w_type, uint32_t k)
 {
     size_t rows = cuda->operand_bytes / (round_up(k, PAD) * sizeof(uint16_t));
 
+    if (w_type == NS_E4M3) {
+        rows = cuda->operand_bytes / round_up(k, PAD_E4M3);
+        if (rows > cuda->operand_scales)
+            rows = cuda->operand_scales;
+    }
     assert(rows > 0);
     return rows < UINT32_MAX ? (uint32_t)rows : UINT32_MAX;
 }
@@ -214,9 +260,9 @@ product_fp32_kernel(struct product p)
     }
 }
 
-/* ---- bf16 ------------------------------------------------------------------ */
+/* ---- bf16 and fp8 ---------------------------------------------------------- */
 
-enum { BK = 64, ROW_BYTES = BK * 2 };
+enum { ROW_BYTES = 128 }; /* of one row a stage */
 
 /* Byte of 16-byte piece `piece` of a row, turned by the row. */
 __device__ static inline uint32_t
@@ -225,7 +271,7 @@ turned(uint32_t row, uint32_t piece, uint32_t row_bytes)
     return row * row_bytes + ((piece ^ (row & 7)) << 4);
 }
 
-template <int BM, int BN, int WARPS_M, int WARPS_N, int STAGES, bool K_ROWS>
+template <int BM, int BN, int WARPS_M, int WARPS_N, int STAGES>
 struct mma_shape {
     static const int THREADS = WARPS_M * WARPS_N * 32;
     static const int A_BYTES = BM * ROW_BYTES;
@@ -238,22 +284,26 @@ struct mma_shape {
     static const int NI = BN / WARPS_N / 8;  /* of n8 */
 };
 
-template <int BM, int BN, int WARPS_M, int WARPS_N, int STAGES, bool K_ROWS>
+/* T: uint16_t, bf16; or uint8_t, codes (no K_ROWS). */
+template <class T, int BM, int BN, int WARPS_M, int WARPS_N, int STAGES,
+          bool K_ROWS>
 __global__ void
-__launch_bounds__(WARPS_M * WARPS_N * 32)
-product_bf16_kernel(struct product p)
+__launch_bounds__(WARPS_M * WARPS_N * 32, sizeof(T) == 1 ? 1 : 2)
+product_mma_kernel(struct product p)
 {
-    typedef mma_shape<BM, BN, WARPS_M, WARPS_N, STAGES, K_ROWS> S;
+    typedef mma_shape<BM, BN, WARPS_M, WARPS_N, STAGES> S;
+    const bool FP8 = sizeof(T) == 1;
+    const uint32_t BK = ROW_BYTES / sizeof(T), PIECE = 16 / sizeof(T);
     unsigned char *shared = ns_shared<unsigned char>(0);
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t wm = warp / WARPS_N * (BM / WARPS_M);
     uint32_t wn = warp % WARPS_N * (BN / WARPS_N);
     uint32_t n0 = blockIdx.y * BN, columns = weight_columns(p);
     uint32_t n_steps = (p.k + BK - 1) / BK;
-    const uint16_t *w = (const uint16_t *)p.w;
-    const uint16_t *a_from[S::A_PIECES], *b_from[S::B_PIECES];
+    const T *w = (const T *)p.w;
+    const T *a_from[S::A_PIECES], *b_from[S::B_PIECES];
     bool a_there[S::A_PIECES], b_there[S::B_PIECES];
-    float sum[S::MI][S::NI][4];
+    float sum[S::MI][S::NI][4], stage[S::MI][S::NI][4]; /* stage: of fp8 */
     struct work work;
 
     if (!take_work<BM>(p, &work))
@@ -269,7 +319,7 @@ product_bf16_kernel(struct product p)
             row = work.first;
         if (p.gather)
             row = (uint32_t)p.gather[row];
-        a_from[i] = (const uint16_t *)p.a + row * p.lda + piece % 8 * 8;
+        a_from[i] = (const T *)p.a + row * p.lda + piece % 8 * PIECE;
     }
     for (int i = 0; i < S::B_PIECES; i++) {
         uint32_t piece = threadIdx.x + (uint32_t)i * S::THREADS;
@@ -285,7 +335,7 @@ product_bf16_kernel(struct product p)
 
             b_there[i] = row < columns;
             b_from[i] = w + (work.w_row + (b_there[i] ? row : 0)) * p.ldw +
-                        piece % 8 * 8;
+                        piece % 8 * PIECE;
         }
     }
 
@@ -335,8 +385,16 @@ product_bf16_kernel(struct product p)
         if (step + STAGES - 1 < n_steps)
             load(step + STAGES - 1);
         ns_cp_async_commit();
+        if (FP8)
 #pragma unroll
-        for (uint32_t k = 0; k < BK / 16; k++) {
+            for (int i = 0; i < S::MI; i++)
+#pragma unroll
+                for (int j = 0; j < S::NI; j++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        stage[i][j][c] = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < ROW_BYTES / 32; k++) {
             uint32_t fa[S::MI][4], fb[S::NI][2];
 
 #pragma unroll
@@ -366,8 +424,19 @@ product_bf16_kernel(struct product p)
             for (int i = 0; i < S::MI; i++)
 #pragma unroll
                 for (int j = 0; j < S::NI; j++)
-                    ns_mma_m16n8k16_bf16(sum[i][j], fa[i], fb[j]);
+                    if (FP8)
+                        ns_mma_m16n8k32_e4m3(stage[i][j], fa[i], fb[j]);
+                    else
+                        ns_mma_m16n8k16_bf16(sum[i][j], fa[i], fb[j]);
         }
+        if (FP8)
+#pragma unroll
+            for (int i = 0; i < S::MI; i++)
+#pragma unroll
+                for (int j = 0; j < S::NI; j++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        sum[i][j][c] += stage[i][j][c];
     }
 
 #pragma unroll
@@ -379,6 +448,21 @@ product_bf16_kernel(struct product p)
 
             if (line >= work.n_rows)
                 continue;
+            if (FP8) {
+                float by = p.a_scale[p.gather ? (uint32_t)p.gather[row] : row];
+
+#pragma unroll
+                for (int j = 0; j < S::NI; j++)
+#pragma unroll
+                    for (uint32_t e = 0; e < 2; e++) {
+                        uint32_t column = n0 + wn + (uint32_t)j * 8 +
+                                          lane % 4 * 2 + e;
+
+                        sum[i][j][c + e] *=
+                            column < columns
+                                ? by * p.w_scale[work.w_row + column] : 0;
+                    }
+            }
             if (p.epilogue == GATED) {
 #pragma unroll
                 for (int j = 0; j < S::NI; j += 2) {
@@ -418,13 +502,14 @@ launch_fp32(struct cuda *cuda, const struct product *p)
            product_fp32_kernel<W>, *p);
 }
 
-template <int BM, int BN, int WARPS_M, int WARPS_N, int STAGES, bool K_ROWS>
+template <class T, int BM, int BN, int WARPS_M, int WARPS_N, int STAGES,
+          bool K_ROWS>
 static void
-launch_bf16(struct cuda *cuda, const struct product *p)
+launch_mma(struct cuda *cuda, const struct product *p)
 {
-    typedef mma_shape<BM, BN, WARPS_M, WARPS_N, STAGES, K_ROWS> S;
-    auto kernel = product_bf16_kernel<BM, BN, WARPS_M, WARPS_N, STAGES,
-                                      K_ROWS>;
+    typedef mma_shape<BM, BN, WARPS_M, WARPS_N, STAGES> S;
+    auto kernel = product_mma_kernel<T, BM, BN, WARPS_M, WARPS_N, STAGES,
+                                     K_ROWS>;
     dim3 grid(p->tiles ? p->max_tiles : divide_up(p->m, BM),
               divide_up(packed_columns(p), BN));
 
@@ -436,26 +521,31 @@ cuda_product(struct cuda *cuda, const struct product *p)
 {
     uint32_t rows = p->tiles ? p->rows_per_tile : p->m;
 
-    if (p->w_type == NS_F32) {
+    assert(p->w_type != NS_E4M3 || !p->k_rows);
+    assert(!takes_mma(cuda, p->w_type) || rows <= 32 || !p->tiles ||
+           p->rows_per_tile == 128);
+    if (p->w_type == NS_F32)
         launch_fp32<float>(cuda, p);
-    } else if (!cuda->bf16) {
+    else if (p->w_type == NS_E4M3 && rows <= 32)
+        launch_mma<uint8_t, 32, 32, 2, 2, 6, false>(cuda, p);
+    else if (p->w_type == NS_E4M3)
+        launch_mma<uint8_t, 128, 128, 2, 4, 3, false>(cuda, p);
+    else if (!cuda->bf16)
         launch_fp32<uint16_t>(cuda, p);
-    } else if (p->k_rows) {
-        launch_bf16<128, 128, 2, 4, 3, true>(cuda, p);
-    } else if (rows <= 32) {
-        launch_bf16<32, 32, 2, 2, 6, false>(cuda, p);
-    } else {
-        assert(!p->tiles || p->rows_per_tile == 128);
-        launch_bf16<128, 128, 2, 4, 3, false>(cuda, p);
-    }
+    else if (p->k_rows)
+        launch_mma<uint16_t, 128, 128, 2, 4, 3, true>(cuda, p);
+    else if (rows <= 32)
+        launch_mma<uint16_t, 32, 32, 2, 2, 6, false>(cuda, p);
+    else
+        launch_mma<uint16_t, 128, 128, 2, 4, 3, false>(cuda, p);
 }
 
 static void
 product_of_rows(struct cuda *cuda, struct ns_rows y, struct ns_rows x,
                 const struct ns_weight *w, enum epilogue epilogue)
 {
-    uint32_t at_once = takes_bf16(cuda, w->dtype) ? operand_rows(cuda, w->k)
-                                                  : x.n_rows;
+    uint32_t at_once = takes_mma(cuda, w->dtype)
+                           ? operand_rows(cuda, w->dtype, w->k) : x.n_rows;
 
     for (uint32_t at = 0; at < x.n_rows; at += at_once) {
         struct ns_rows part = x;
@@ -464,8 +554,10 @@ product_of_rows(struct cuda *cuda, struct ns_rows y, struct ns_rows x,
         part.data += at * x.stride;
         part.n_rows = x.n_rows - at < at_once ? x.n_rows - at : at_once;
         p.a = cuda_operand(cuda, part, w->dtype, &p.lda);
+        p.a_scale = cuda->operand_scale;
         p.m = part.n_rows;
         p.w = w->data;
+        p.w_scale = weight_scales(w);
         p.w_type = w->dtype;
         p.ldw = weight_ld(w);
         p.n = w->n;

@@ -125,6 +125,35 @@ a_card_that_breaks_ends_the_run_and_the_next_one_carries_on(void **state)
     assert_same_answers(in_folder("broken.jsonl"), &reference, N_JOBS);
 }
 
+/* A checkpoint of codes: its products are of codes, and an answer is the same
+ * alone and among others. */
+static void
+codes_are_multiplied_as_codes_alone_and_together(void **state)
+{
+    struct tiny_recipe recipe = tiny_recipe();
+    struct answers together;
+    char *model, at_a_time[] = "engine.max_sequences=1";
+
+    (void)state;
+    recipe.fp8 = true;
+    model = tiny_make(&recipe);
+    tiny_add_tokenizer(model);
+    for (int i = 0; i < 2; i++) {
+        at_a_time[sizeof(at_a_time) - 2] = i == 0 ? '4' : '1';
+        assert_int_equal(RUN("run", in_folder("jobs.jsonl"), "-o",
+                             in_folder("codes%d.jsonl", i), "-m", model,
+                             "--set", "engine.backend=cuda", "--set",
+                             "engine.pass_tokens=64", "--set",
+                             "engine.kv_memory=4M", "--set", at_a_time), 0);
+        assert_true(file_says(in_folder("codes%d.jsonl", i), "fp8-cuda"));
+    }
+    read_answers(in_folder("codes0.jsonl"), &together);
+    assert_int_equal(together.n, N_JOBS);
+    assert_same_answers(in_folder("codes1.jsonl"), &together, N_JOBS);
+    answers_fini(&together);
+    tiny_remove(model);
+}
+
 #define FORM "[a-f]{4}(-[0-9]{2}){1,2}"
 
 static const char *const modes[] = { "ar", "hybrid", "diffusion" };
@@ -193,6 +222,7 @@ main(void)
         cmocka_unit_test(each_card_gives_the_same_answers),
         cmocka_unit_test(a_process_a_card_runs_beside_the_other),
         cmocka_unit_test(answers_keep_to_their_form_on_a_card),
+        cmocka_unit_test(codes_are_multiplied_as_codes_alone_and_together),
         cmocka_unit_test(a_card_that_is_not_there_is_configuration),
         cmocka_unit_test(a_card_that_is_too_small_says_what_was_missing),
         cmocka_unit_test(

@@ -11,10 +11,12 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/backend.h"
 #include "kernels/float8.h"
@@ -60,6 +62,41 @@ lab_open(struct lab *lab, const char *isa, uint32_t n_threads)
     lab->ref = strcmp(isa, "ref") == 0;
     assert_int_equal(lab->ops->reserve(lab->be, &lab_sizes, &err), NS_OK);
     return true;
+}
+
+/* The plug-in is found where the loader looks when a program starts. */
+UNUSED static void
+lab_start_where_the_card_is(char **argv)
+{
+    char path[PATH_MAX], *end;
+
+    if (getenv("NS_CUDASIM_DEVICES"))
+        return;
+    snprintf(path, sizeof(path), "%s", argv[0]);
+    end = strstr(path, "tests/kernels/");
+    if (!end)
+        return;
+    strcpy(end, "cudasim");
+    setenv("LD_LIBRARY_PATH", path, 1);
+    setenv("NS_CUDASIM_DEVICES", "1", 1);
+    execv(argv[0], argv);
+}
+
+/* A simulated card. */
+UNUSED static void
+lab_open_card(struct lab *lab, const char *arithmetic)
+{
+    struct ns_backend_options options = { .name = "cuda",
+                                          .arithmetic = arithmetic };
+    struct ns_error err;
+
+    memset(lab, 0, sizeof(*lab));
+    if (ns_backend_open(&options, &lab->be, &err) != NS_OK)
+        fail_msg("%s", err.text);
+    lab->ops = lab->be->ops;
+    lab->isa = arithmetic;
+    lab->bf16 = strcmp(arithmetic, "fp32") != 0;
+    assert_int_equal(lab->ops->reserve(lab->be, &lab_sizes, &err), NS_OK);
 }
 
 /* Gives back what was taken since n_pieces was `mark`. */
@@ -129,6 +166,7 @@ lab_take(struct lab *lab, size_t bytes)
     if (lab->ops->alloc(lab->be, bytes, "a test", &memory, &err) != NS_OK)
         fail_msg("%s", err.text);
     lab->piece[lab->n_pieces++] = memory;
+    lab_sync(lab); /* a card clears it in its own time */
     return memory;
 }
 

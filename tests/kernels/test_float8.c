@@ -214,6 +214,7 @@ products_of_codes(struct lab *lab)
     lab->ops->gated(lab->be, z, x, &gated);
     lab->ops->linear(lab->be, p, x, &other);
     lab_sync(lab);
+    assert_true(row(x, 0)[0] != 0 && row(y, 0)[0] != 0);
     for (uint32_t i = 0; i < ROWS; i++) {
         for (uint32_t j = 0; j < 2 * N; j++)
             assert_near(lab, "linear", (double)row(y, i)[j],
@@ -340,8 +341,102 @@ codes_go_with_scales_and_into_no_table(void **state)
     lab_close(&lab);
 }
 
+/* A row of products and of experts alone, in a tile of 32 and in one of 128. */
+static void
+rows_of_codes_alone_and_together(struct lab *lab)
+{
+    enum { ROWS = 300, X = 4, M = 136, H = 264, TOP = 2 };
+    static const uint32_t counts[] = { 1, 5, 33, 129 };
+    size_t mark = lab->n_pieces;
+    uint64_t seed = 14;
+    struct ns_matrix both = matrix_random(&seed, NS_E4M3, 2 * M, H, X);
+    struct ns_matrix back = matrix_random(&seed, NS_E4M3, H, M, X);
+    struct ns_matrix dense = matrix_random(&seed, NS_E4M3, M, H, 1);
+    struct ns_weight gate_up = lab_pack(lab, NS_PACK_GATED, &both, 1);
+    struct ns_weight down = lab_pack(lab, NS_PACK_LINEAR, &back, 1);
+    struct ns_weight w = lab_pack(lab, NS_PACK_LINEAR, &dense, 1);
+    struct ns_rows x = lab_rows(lab, ROWS, H);
+    struct ns_rows y[2] = { lab_rows(lab, ROWS, M), lab_rows(lab, ROWS, M) };
+    struct ns_rows z[2] = { lab_rows(lab, ROWS, H), lab_rows(lab, ROWS, H) };
+    int32_t *index = lab_take(lab, sizeof(int32_t) * ROWS * TOP);
+    float *weight = lab_take(lab, sizeof(float) * ROWS * TOP);
+
+    fill(x, &seed, 2);
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t slot = 0; slot < TOP; slot++) {
+            index[i * TOP + slot] = (int32_t)((i + slot) % X);
+            weight[i * TOP + slot] = 0.5f + (float)(i % 4) / 8;
+        }
+    lab->ops->linear(lab->be, y[0], x, &w);
+    lab->ops->experts(lab->be, z[0], x, index, weight, TOP, &gate_up, &down);
+    lab_sync(lab);
+    for (size_t c = 0; c < LENGTH(counts); c++)
+        for (uint32_t at = 0; at + counts[c] <= ROWS; at += 97) {
+            struct ns_rows from = x, dense_to = y[1], to = z[1];
+
+            from.data = row(x, at);
+            from.n_rows = dense_to.n_rows = to.n_rows = counts[c];
+            lab->ops->linear(lab->be, dense_to, from, &w);
+            lab->ops->experts(lab->be, to, from, index + at * TOP,
+                              weight + at * TOP, TOP, &gate_up, &down);
+            lab_sync(lab);
+            for (uint32_t i = 0; i < counts[c]; i++) {
+                assert_memory_equal(row(dense_to, i), row(y[0], at + i),
+                                    M * sizeof(float));
+                assert_memory_equal(row(to, i), row(z[0], at + i),
+                                    H * sizeof(float));
+            }
+        }
+    lab->ops->drop(lab->be, &gate_up);
+    lab->ops->drop(lab->be, &down);
+    lab->ops->drop(lab->be, &w);
+    lab_release_to(lab, mark);
+    matrix_free(both);
+    matrix_free(back);
+    matrix_free(dense);
+}
+
+/* One NaN costs its row, and no other. */
+static void
+a_row_without_a_scale(struct lab *lab)
+{
+    enum { ROWS = 3, N = 20, K = 40 };
+    size_t mark = lab->n_pieces;
+    uint64_t seed = 15;
+    struct ns_matrix m = matrix_random(&seed, NS_E4M3, N, K, 1);
+    struct ns_weight w = lab_pack(lab, NS_PACK_LINEAR, &m, 1);
+    struct ns_rows x = lab_rows(lab, ROWS, K), y = lab_rows(lab, ROWS, N);
+
+    fill(x, &seed, 2);
+    row(x, 1)[7] = NAN;
+    lab->ops->linear(lab->be, y, x, &w);
+    lab_sync(lab);
+    for (uint32_t j = 0; j < N; j++) {
+        assert_true(isnan(row(y, 1)[j]));
+        assert_true(isfinite(row(y, 0)[j]) && isfinite(row(y, 2)[j]));
+    }
+    lab->ops->drop(lab->be, &w);
+    lab_release_to(lab, mark);
+    matrix_free(m);
+}
+
+static void
+a_card_multiplies_codes_and_a_row_stands_alone(void **state)
+{
+    struct lab lab;
+
+    (void)state;
+    lab_open_card(&lab, "auto");
+    assert_string_equal(lab.be->arithmetic, "fp8-cuda");
+    products_of_codes(&lab);
+    experts_of_codes(&lab);
+    rows_of_codes_alone_and_together(&lab);
+    a_row_without_a_scale(&lab);
+    lab_close(&lab);
+}
+
 int
-main(void)
+main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_code_has_the_value_of_its_definition_and_comes_back),
@@ -353,7 +448,10 @@ main(void)
         cmocka_unit_test(in_fp8_a_product_is_that_of_codes_times_both_scales),
         cmocka_unit_test(experts_that_lie_apart_are_one_weight),
         cmocka_unit_test(codes_go_with_scales_and_into_no_table),
+        cmocka_unit_test(a_card_multiplies_codes_and_a_row_stands_alone),
     };
 
+    (void)argc;
+    lab_start_where_the_card_is(argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

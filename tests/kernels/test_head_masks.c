@@ -1,7 +1,5 @@
 /* Heads that may choose among some tokens alone, and that name their highest;
  * on a simulated card too. */
-#include <limits.h>
-#include <unistd.h>
 
 #include "tests/kernels/lab.h"
 
@@ -363,24 +361,6 @@ a_card_does_the_same(void **state)
     }
 }
 
-/* The plug-in is found where the loader looks when a program starts. */
-static void
-start_where_the_card_is(char **argv)
-{
-    char path[PATH_MAX], *end;
-
-    if (getenv("NS_CUDASIM_DEVICES"))
-        return;
-    snprintf(path, sizeof(path), "%s", argv[0]);
-    end = strstr(path, "tests/kernels/");
-    if (!end)
-        return;
-    strcpy(end, "cudasim");
-    setenv("LD_LIBRARY_PATH", path, 1);
-    setenv("NS_CUDASIM_DEVICES", "1", 1);
-    execv(argv[0], argv);
-}
-
 int
 main(int argc, char **argv)
 {
@@ -392,6 +372,6 @@ main(int argc, char **argv)
     };
 
     (void)argc;
-    start_where_the_card_is(argv);
+    lab_start_where_the_card_is(argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
