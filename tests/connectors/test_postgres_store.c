@@ -1714,6 +1714,87 @@ beat_two(struct ns_store *store, struct ns_heartbeat beats[2],
     return store->ops->heartbeat(store, beats, 2, err);
 }
 
+struct ender {
+    const char *waits_for; /* pg_stat_activity.wait_event of its session */
+    bool ended;
+};
+
+/* Ends the session of the store, once it waits for just this. */
+static void *
+end_session(void *data)
+{
+    struct ender *ender = data;
+    PGconn *conn = pg_open_as("ns", "postgres");
+
+    for (int i = 0; i < 3000 && !ender->ended; i++) {
+        PGresult *result;
+        char text[256];
+
+        snprintf(text, sizeof(text), "SELECT pg_terminate_backend(pid) FROM"
+                 " pg_stat_activity WHERE usename = 'nsd' AND wait_event ="
+                 " '%s'", ender->waits_for);
+        result = PQexec(conn, text);
+        ender->ended = PQntuples(result) == 1;
+        PQclear(result);
+        usleep(10000);
+    }
+    PQfinish(conn);
+    return NULL;
+}
+
+/* In the middle of COMMIT: the row is durable here, and waits for a replica
+ * that does not exist. And just before: it waits for a lock, and nothing is
+ * written. Asking again tells one from the other. */
+static void
+a_session_ended_at_its_commit_is_asked_after(void **state)
+{
+    static const char *const waits[] = { "SyncRep", "transactionid" };
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct ender ender = { .waits_for = waits[i] };
+        struct ns_store *store = open_store(60000);
+        struct ns_job *job = make_job(waits[i], "");
+        struct ns_result result = ok_result("x", 1);
+        struct ns_finished end = { .job = job, .result = &result,
+                                   .fence = claim_run(store, job).fence };
+        PGconn *other = pg_open_as("ns", "postgres");
+        pthread_t thread;
+        struct ns_error err;
+
+        if (i == 0) {
+            DO("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+            DO("SELECT pg_reload_conf()");
+            usleep(200000);
+        } else {
+            PQclear(PQexec(other, "BEGIN"));
+            PQclear(PQexec(other, "UPDATE nightshift.job SET attempt = 1"));
+        }
+        assert_int_equal(pthread_create(&thread, NULL, end_session, &ender), 0);
+        assert_int_equal(store->ops->finish(store, &end, 1, &err), NS_RETRY);
+        pthread_join(thread, NULL);
+        assert_true(ender.ended);
+        assert_int_equal(number("SELECT count(*) FROM nightshift.result"), 1);
+        if (i == 0) {
+            DO("SET synchronous_commit = off"); /* or this would wait, too */
+            DO("ALTER SYSTEM RESET synchronous_standby_names");
+            DO("SELECT pg_reload_conf()");
+            DO("RESET synchronous_commit");
+            usleep(200000);
+        } else {
+            PQclear(PQexec(other, "ROLLBACK"));
+        }
+        assert_int_equal(store->ops->finish(store, &end, 1, &err), NS_OK);
+        assert_int_equal(end.outcome, NS_STORE_DONE);
+        assert_int_equal(ns_postgres_counts(store).resolved, i == 0);
+        assert_int_equal(number("SELECT count(*) FROM nightshift.result"),
+                         i + 1);
+        PQfinish(other);
+        ns_job_destroy(job);
+        store->ops->close(store);
+    }
+}
+
 static void
 locks_deadlocks_and_time_outs_are_the_worlds_fault(void **state)
 {
@@ -1761,6 +1842,32 @@ locks_deadlocks_and_time_outs_are_the_worlds_fault(void **state)
     assert_int_equal(beat_two(store, beats, &err), NS_OK);
     assert_int_equal(beats[0].outcome, NS_STORE_DONE);
     store->ops->close(store);
+
+    /* Serialization: a row that the statement saw is changed before it gets
+     * its lock. */
+    DO("ALTER ROLE nsd SET default_transaction_isolation = 'serializable'");
+    store = open_store(60000);
+    for (int i = 0; i < 20; i++) {
+        enum ns_status status;
+
+        PQclear(PQexec(other, "BEGIN"));
+        PQclear(PQexec(other, "UPDATE nightshift.job SET attempt = attempt + 1"
+                       " WHERE job_id = 'b'"));
+        assert_int_equal(PQsendQuery(other, "SELECT pg_sleep(0.3); COMMIT"), 1);
+        status = beat_two(store, beats, &err);
+        for (PGresult *left; (left = PQgetResult(other)); )
+            PQclear(left);
+        if (status == NS_OK) /* it was slower than the other session */
+            continue;
+        assert_int_equal(status, NS_RETRY);
+        assert_non_null(strstr(err.text, "40001"));
+        break;
+    }
+    assert_non_null(strstr(err.text, "40001"));
+    assert_int_equal(beat_two(store, beats, &err), NS_OK);
+    assert_int_equal(beats[1].outcome, NS_STORE_DONE);
+    store->ops->close(store);
+    DO("ALTER ROLE nsd RESET default_transaction_isolation");
 
     DO("ALTER ROLE nsd SET lock_timeout = '100ms'");
     store = open_store(60000);
@@ -2176,6 +2283,7 @@ main(void)
         TEST(a_lost_answer_to_a_refusal_or_a_retry_changes_nothing),
         TEST(four_holders_under_every_trouble_leave_one_row_a_job),
         TEST(a_server_that_crashes_and_comes_back_costs_no_row),
+        TEST(a_session_ended_at_its_commit_is_asked_after),
         TEST(locks_deadlocks_and_time_outs_are_the_worlds_fault),
         TEST(a_server_that_hangs_is_left_after_a_while),
         TEST(what_a_person_must_mend_is_told_from_what_passes),
