@@ -1,7 +1,8 @@
 /* The states of a job (daemon/jobstate.h) and the ledger of a partition, run
  * under models of a broker, a store and up to three daemons, through histories
  * drawn from a seed: crashes, sleeps, rebalances, lost answers, stops, lost
- * stores, duplicates and conflicting messages.
+ * stores, a store that is away for an hour, duplicates and conflicting messages.
+ * A step is a second: so leases and outages last as long as they do.
  *
  *     NS_HISTORIES=N                       how many (2,000)
  *     NS_HISTORY=SEED:MESSAGES:DAEMONS:STEPS:FAULTS   this one, told in full
@@ -27,13 +28,14 @@ enum {
     MOST_DAEMONS = 3,
     PARTITIONS = 2,
     WINDOW = 6,
-    LEASE = 60, /* steps */
+    LEASE = 60, /* steps, of a second */
+    HOUR = 3600,
     LIMIT = 3,  /* of stalls and of retries */
     REST = 60000, /* steps without faults in which all must come to an end */
 };
 
 enum fault { CRASH = 1, SLEEP = 2, REBALANCE = 4, LOSE_ANSWER = 8, STOP = 16,
-             LOSE_STORE = 32, ALL_FAULTS = 63 };
+             LOSE_STORE = 32, OUTAGE = 64, ALL_FAULTS = 127 };
 
 /* Wrong in one place each. */
 enum mistake {
@@ -45,6 +47,8 @@ enum mistake {
     GIVEN_BACK_IS_FINAL,  /* so is a job given back */
     PARKED_IS_FORGOTTEN,  /* what waits is let go for good */
     HIGHEST_OFFSET,       /* what is committed is the highest that is done */
+    LEASE_IS_PATIENCE,    /* a store that is away for longer than a lease is
+                           * no longer waited for, but taken for done */
     N_MISTAKES,
 };
 
@@ -99,8 +103,10 @@ struct world {
     struct daemon daemon[MOST_DAEMONS];
     struct partition partition[PARTITIONS];
     bool calm; /* no more faults */
+    unsigned calm_at;
+    unsigned away_until, away_since; /* the store, for all */
     const char *broken; /* what must not happen, and did */
-    unsigned n_faults;
+    unsigned n_faults, n_hours; /* without a store */
 };
 
 static uint32_t
@@ -138,6 +144,12 @@ broke(struct world *world, const char *what)
     } while (0)
 
 /* --- the store --------------------------------------------------------- */
+
+static bool
+is_away(const struct world *world)
+{
+    return world->now < world->away_until;
+}
 
 static void
 write_final(struct world *world, struct row *row)
@@ -242,6 +254,12 @@ ask_until_heard(struct world *world, struct daemon *daemon, struct work *work)
 
     if (daemon->store_lost)
         return NS_ON_LOST;
+    if (is_away(world))
+        return world->history->mistake == LEASE_IS_PATIENCE &&
+                       world->now - world->away_since > LEASE &&
+                       work->action == NS_DO_FINISH
+                   ? NS_ON_STORED
+                   : NS_N_EVENTS;
     event = ask(world, daemon, work);
     if (happens(world, LOSE_ANSWER, 12))
         return NS_N_EVENTS; /* the same is asked again */
@@ -418,7 +436,7 @@ act(struct world *world, struct daemon *daemon, struct work *work)
             return NS_ON_STOP;
         return ask_until_heard(world, daemon, work);
     case NS_DO_CHECKPOINT:
-        if (holds(row, work) && !daemon->store_lost)
+        if (holds(row, work) && !daemon->store_lost && !is_away(world))
             row->blocks++;
         return run(world, daemon, work);
     case NS_DO_PREPARE:
@@ -535,11 +553,28 @@ turn(struct world *world, int at)
         end(world, at);
         return;
     }
-    if (draw(world, 8) == 0)
+    if (draw(world, 8) == 0 && !is_away(world))
         heartbeat(world, daemon);
     if (draw(world, 4) == 0)
         receive(world, at);
     move_on(world, at);
+}
+
+/* For a minute, or for an hour: each lease is long over then. All else may
+ * happen meanwhile. */
+static void
+store_turn(struct world *world)
+{
+    if (is_away(world) || !happens(world, OUTAGE, 1000))
+        return;
+    world->away_since = world->now;
+    world->away_until = world->now + LEASE;
+    if (draw(world, 2)) {
+        world->away_until = world->now + HOUR;
+        world->n_hours++;
+    }
+    world->calm_at += world->away_until - world->now;
+    TELL(world, "the store is away until %u", world->away_until);
 }
 
 static void
@@ -568,6 +603,7 @@ begin(struct world *world, const struct history *history)
 
     memset(world, 0, sizeof(*world));
     world->history = history;
+    world->calm_at = history->n_steps;
     world->random = history->seed * 0x9e3779b97f4a7c15u + 1;
     for (unsigned i = 0; i < history->n_messages; i++) {
         struct message *message = &world->message[i];
@@ -611,22 +647,24 @@ judge(struct world *world)
     }
 }
 
+struct tally { /* of what went wrong in histories */
+    unsigned faults, hours;
+};
+
 /* NULL, or what broke. */
 static const char *
-live_through(const struct history *history, unsigned *n_faults)
+live_through(const struct history *history, struct tally *tally)
 {
     static struct world world;
-    unsigned until = history->n_steps;
 
     begin(&world, history);
-    while (!world.broken && world.now < until) {
+    while (!world.broken && world.now < world.calm_at + REST) {
         world.now++;
+        store_turn(&world);
         broker_turn(&world);
         turn(&world, (int)draw(&world, history->n_daemons));
-        if (world.now == history->n_steps) {
+        if (world.now >= world.calm_at)
             world.calm = true;
-            until += REST;
-        }
         if (world.calm && all_read(&world))
             break;
     }
@@ -636,8 +674,10 @@ live_through(const struct history *history, unsigned *n_faults)
         judge(&world);
     for (int i = 0; i < PARTITIONS; i++)
         ns_ledger_destroy(world.partition[i].ledger);
-    if (n_faults)
-        *n_faults += world.n_faults;
+    if (tally) {
+        tally->faults += world.n_faults;
+        tally->hours += world.n_hours;
+    }
     return world.broken;
 }
 
@@ -659,7 +699,7 @@ shrink(struct history history)
     bool smaller = true;
 
     while (smaller) {
-        struct history tries[12];
+        struct history tries[16];
         int n = 0;
 
         smaller = false;
@@ -704,7 +744,7 @@ whatever_happens_each_message_has_one_outcome(void **state)
 {
     const char *given = getenv("NS_HISTORIES"), *one = getenv("NS_HISTORY");
     unsigned long n = given ? strtoul(given, NULL, 10) : 2000;
-    unsigned n_faults = 0;
+    struct tally tally = { 0 };
 
     (void)state;
     assert_true(n > 0);
@@ -726,7 +766,7 @@ whatever_happens_each_message_has_one_outcome(void **state)
     }
     for (unsigned long seed = 1; seed <= n; seed++) {
         struct history history = history_of(seed);
-        const char *broken = live_through(&history, &n_faults);
+        const char *broken = live_through(&history, &tally);
 
         if (broken) {
             print_history(&history, broken);
@@ -735,8 +775,10 @@ whatever_happens_each_message_has_one_outcome(void **state)
             fail_msg("seed %lu: %s", seed, broken);
         }
     }
-    printf("# %lu histories, %u faults\n", n, n_faults);
-    assert_true(n_faults > n); /* they did happen */
+    printf("# %lu histories, %u faults, %u hours without a store\n", n,
+           tally.faults, tally.hours);
+    assert_true(tally.faults > n); /* they did happen */
+    assert_true(tally.hours > n / 10);
 }
 
 static void
@@ -745,12 +787,13 @@ the_same_seed_is_the_same_history(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 50; seed++) {
         struct history history = history_of(seed);
-        unsigned a = 0, b = 0;
+        struct tally a = { 0 }, b = { 0 };
 
         history.mistake = NO_FENCE;
         assert_ptr_equal(live_through(&history, &a),
                          live_through(&history, &b));
-        assert_int_equal(a, b);
+        assert_int_equal(a.faults, b.faults);
+        assert_int_equal(a.hours, b.hours);
     }
 }
 
